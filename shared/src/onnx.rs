@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use prost::Message;
 use prost::bytes::Buf;
 
+use crate::tensor::Datatype;
+
 /// A model without its operators.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelHeader {
@@ -191,6 +193,27 @@ impl TensorProto {
 /// Returns the files that contain data of these tensors, as paths relative to the model's folder.
 pub fn external_files(tensors: &[TensorProto]) -> BTreeSet<PathBuf> {
     tensors.iter().filter_map(|tensor| tensor.external("location")).map(PathBuf::from).collect()
+}
+
+/// Returns the datatype for ONNX's number of an element type.
+pub fn datatype_of(number: i32) -> Option<Datatype> {
+    match number {
+        1 => Some(Datatype::Fp32),
+        2 => Some(Datatype::Uint8),
+        3 => Some(Datatype::Int8),
+        4 => Some(Datatype::Uint16),
+        5 => Some(Datatype::Int16),
+        6 => Some(Datatype::Int32),
+        7 => Some(Datatype::Int64),
+        8 => Some(Datatype::Bytes),
+        9 => Some(Datatype::Bool),
+        10 => Some(Datatype::Fp16),
+        11 => Some(Datatype::Fp64),
+        12 => Some(Datatype::Uint32),
+        13 => Some(Datatype::Uint64),
+        16 => Some(Datatype::Bf16),
+        _ => None,
+    }
 }
 
 /// Decodes a message, for example a [`ModelHeader`], from a file. Fails if the message is

@@ -119,6 +119,16 @@ impl Mapping {
         Ok(unsafe { self.start.add(offset) })
     }
 
+    /// Writes bytes into the mapping, which must be writable. No caller gets a reference to memory that
+    /// this function writes. A concurrent reader in another process sees torn bytes at worst.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
+        let start = self.at(offset, bytes.len() as u64)?;
+        // SAFETY: `start` has room for `bytes`. The two do not overlap, because no caller gets a
+        // reference into the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     /// Copies bytes out of the mapping, which must be readable.
     fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         let start = self.at(offset, len)?;
@@ -201,11 +211,7 @@ impl WritableSlab {
     /// Writes bytes into the slab. The caller must own that part of the slab: no other thread or
     /// process may read or write the part during the call.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
-        let start = self.mapping.at(offset, bytes.len() as u64)?;
-        // SAFETY: `start` has room for `bytes`. The two do not overlap, because no caller gets a
-        // reference into the mapping. A concurrent reader in another process sees torn bytes at worst.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
-        Ok(())
+        self.mapping.write(offset, bytes)
     }
 
     /// Copies bytes out of the slab. The caller must own that part of the slab.
@@ -319,10 +325,7 @@ impl AnswerWriter {
 
     /// Writes bytes into the slab. The range must lie in the slot of the current batch.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
-        let start = self.mapping.at(offset, bytes.len() as u64)?;
-        // SAFETY: `start` has room for `bytes`, and no caller gets a reference into the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
-        Ok(())
+        self.mapping.write(offset, bytes)
     }
 }
 

@@ -264,7 +264,7 @@ pub(crate) fn run() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
         },
-        Command::Check { config: None, .. } => print(&config::schema()),
+        Command::Check { config: None, .. } => print(config::schema()),
         Command::Check { config: Some(config), print, no_import, run, schema: _ } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));

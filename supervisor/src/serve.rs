@@ -14,7 +14,6 @@ use shadowslice_control::models::{Registry, start_timeout};
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{AdminContext, Upgrade};
-use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_shared::errors;
@@ -126,7 +125,6 @@ pub(crate) struct Shared {
     pub(crate) admin: Arc<AdminContext>,
     pub(crate) registry: Registry,
     pub(crate) gpus: Gpus,
-    pub(crate) history: Arc<History>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Cancelled when the previous supervisor has exited. Without a previous supervisor, it is cancelled
     /// from the start.
@@ -152,7 +150,7 @@ async fn serve(
     let metrics = telemetry.metrics(&listeners, log, context.clock);
     let (upgrades_tx, upgrades_rx) = mpsc::channel(1);
     let shared = Shared::new(place, config, context, &running, phase, upgrades_tx, &telemetry);
-    let shown = shown::shown(&shared.admin, telemetry.tracer.clone(), metrics, &shared.history);
+    let shown = shown::shown(&shared.admin, telemetry.tracer.clone(), metrics);
     let Listeners { ingress, background, model_control, sockets, unclaimed, .. } = listeners;
     let repository = running.repository(model_control, shared.phase.subscribe());
     let succession = Succession {
@@ -163,7 +161,7 @@ async fn serve(
         memory: ingress.shared_memory(),
         models: running.models.clone(),
         router: &running.router.clone(),
-        history: &shared.history,
+        history: &shared.admin.history,
         registry: shared.registry.clone(),
         phase: shared.phase.clone(),
         gpus: &shared.gpus,
@@ -237,6 +235,7 @@ impl Shared {
             gpus: context.gpus.clone(),
             readings: context.readings,
             controller: config.controller,
+            history: Arc::default(),
             planned: running.planned.clone(),
         });
         let reopen = telemetry.access_log.as_ref().map(AccessLogWriter::reopen);
@@ -244,7 +243,6 @@ impl Shared {
             admin,
             registry: running.registry.clone(),
             gpus: context.gpus,
-            history: Arc::new(History::new()),
             phase,
             predecessor_gone,
             reopen_access_log: reopen.map(|reopen| Arc::new(reopen) as Arc<dyn Fn() + Send + Sync>),

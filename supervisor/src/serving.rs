@@ -73,7 +73,7 @@ impl Serving<'_> {
     }
 
     async fn take_over(&self, predecessor: Predecessor, ingress: &Ingress) -> Result<(), Failed> {
-        let Shared { registry, gpus, history, predecessor_gone, .. } = self.shared;
+        let Shared { admin, registry, gpus, predecessor_gone, .. } = self.shared;
         let mut conversation = predecessor
             .converse(predecessor_gone.clone(), registry.clone())
             .map_err(|error| unavailable("cannot communicate with the previous supervisor", &error))?;
@@ -88,7 +88,7 @@ impl Serving<'_> {
             ingress.shared_memory().take_over(regions);
         }
         gpus.iter().for_each(|gpu| gpu.keep());
-        if let Err(error) = history.take(&self.place.run_dir.history()) {
+        if let Err(error) = admin.history.take(&self.place.run_dir.history()) {
             tracing::warn!(
                 %error,
                 "cannot read the previous supervisor's history; the page's charts start empty"

@@ -2,14 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
 use shadowslice_operations::admin::AdminContext;
-use shadowslice_operations::history::History;
 use shadowslice_operations::metrics;
 
 /// The files of the web page.
@@ -26,9 +23,8 @@ pub(crate) fn shown(
     reach: &Arc<AdminContext>,
     tracer: Option<Arc<Tracer>>,
     own: impl Fn() -> metrics::SupervisorMetrics + Send + Sync + 'static,
-    history: &Arc<History>,
 ) -> Shown {
-    let (reach, history) = (Arc::clone(reach), Arc::clone(history));
+    let (reach, history) = (Arc::clone(reach), Arc::clone(&reach.history));
     Shown {
         metrics: Arc::new(move || rendered(&reach, tracer.as_deref(), own())),
         files: FILES,
@@ -63,15 +59,8 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
         })
     };
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
-    let policy = reach.planned.as_ref().map(|planned| {
-        let Planned { report, took } = planned.borrow().clone();
-        metrics::PolicyMetrics { name: report.policy, took }
-    });
-    let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let last_reload = models
-        .last_reload
-        .map(|last| metrics::ReloadOutcome { at: since_1970(last.at), succeeded: last.succeeded });
-    let own = metrics::SupervisorMetrics { last_reload, ..own };
+    let policy = reach.planned.as_ref().map(|planned| planned.borrow().clone());
+    let own = metrics::SupervisorMetrics { last_reload: models.last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
     metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)
 }

@@ -98,7 +98,7 @@ impl Tasks {
     /// Serves metrics until everything else has ended, unless another supervisor serves them.
     fn spawn_metrics(&self, metrics: MetricsListeners, shown: Shown, shared: &Shared) {
         let (phase_rx, cancelled) = (shared.phase.subscribe(), self.metrics_cancelled.clone());
-        let (history, context) = (Arc::clone(&shared.history), Arc::clone(&shared.admin));
+        let (history, context) = (Arc::clone(&shared.admin.history), Arc::clone(&shared.admin));
         let (metrics_phase, metrics_phase_rx) = watch::channel(Phase::Serving);
         let task = async move {
             let serves = reached(phase_rx.clone(), |phase| phase.is_in_charge());
@@ -109,12 +109,12 @@ impl Tasks {
                 let leaves = reached(phase_rx, |phase| *phase == Phase::Leaving);
                 cancelled.run_until_cancelled(leaves).await;
                 metrics_phase.send_replace(Phase::Stopping);
-                std::future::pending().await
             };
+            // Without metrics listeners, the history is still written for `shadowslice top`.
+            let serves = async { tokio::join!(metrics.run(shown, metrics_phase_rx), end) };
             tokio::select! {
-                () = metrics.run(shown, metrics_phase_rx) => {}
+                ((), ()) = serves => {}
                 () = history.write(context) => {}
-                () = end => {}
             }
         };
         self.tracker.spawn(guarded("metrics", self.panicked.clone(), task));

@@ -125,8 +125,7 @@ class ConfigSchema(unittest.TestCase):
             self.assertNotEqual(self.faults(document), [], document)
 
     def test_keys_of_a_model_are_those_of_a_fleet(self):
-        models = self.schema["else"]["properties"]["models"]
-        keys = set(models["items"]["properties"])
+        keys = set(self.schema["$defs"]["model"]["properties"])
         self.assertEqual(keys - spec.FLEET_KEYS, spec.SUPERVISOR_KEYS)
 
 

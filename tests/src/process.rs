@@ -98,7 +98,9 @@ fn parse(pid: i32, line: &str) -> Option<Stat> {
     Some(Stat {
         process: ProcessHandle { pid, started: fields.get(19)?.parse().ok()? },
         parent: fields.get(1)?.parse().ok()?,
-        exited: matches!(*fields.first()?, "Z" | "X"),
+        // A zombie with other threads is still exiting, and keeps its files open until the last
+        // thread has exited.
+        exited: matches!(*fields.first()?, "Z" | "X") && fields.get(17)?.parse::<u32>().ok()? <= 1,
     })
 }
 

@@ -17,11 +17,6 @@ impl AnswerSlots {
         Self { writer, slot_bytes }
     }
 
-    /// Returns the address of the mapped slab, and the size of the slab in bytes.
-    pub fn whole(&self) -> (NonNull<u8>, u64) {
-        self.writer.whole()
-    }
-
     pub fn slot(&self, slot: u8) -> AnswerSlot<'_> {
         let start = u64::from(slot) * self.slot_bytes;
         AnswerSlot { writer: &self.writer, start, end: start, limit: start + self.slot_bytes }

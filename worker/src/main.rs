@@ -4,9 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
+use shadowslice_worker::boot::run;
+use shadowslice_worker::log_line;
 use shadowslice_worker::probe::Probe;
-use shadowslice_worker::{log_line, sandbox};
 
 /// The exit code for invalid arguments, as in sysexits.h.
 const EX_USAGE: u8 = 64;
@@ -17,9 +17,9 @@ const EX_UNAVAILABLE: u8 = 69;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
-        Some((flag, [])) if flag == "--boot" => serve(None),
+        Some((flag, [])) if flag == "--boot" => ExitCode::from(run(None, None)),
         Some((flag, [user])) if flag == "--boot" => {
-            user.parse().map_or_else(|_| usage_error(), |user| serve(Some(user)))
+            user.parse().map_or_else(|_| usage_error(), |user| ExitCode::from(run(Some(user), None)))
         }
         Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(usage_error, run_probe),
         _ => usage_error(),
@@ -41,34 +41,6 @@ fn run_probe(probe: Probe) -> ExitCode {
             log_error(&chain(&error));
             ExitCode::from(EX_UNAVAILABLE)
         }
-    }
-}
-
-fn serve(user: Option<u32>) -> ExitCode {
-    match run(user) {
-        // If the supervisor has exited, no process reads the log.
-        Ok(()) | Err(WorkerError::SupervisorGone) => ExitCode::SUCCESS,
-        // The worker has already sent the reason to the supervisor.
-        Err(WorkerError::Refused(_)) => ExitCode::FAILURE,
-        Err(fault) => {
-            log_error(&chain(&fault));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(user: Option<u32>) -> Result<(), WorkerError> {
-    if let Err(error) = sandbox::harden_process() {
-        log_line(&format!(
-            "cannot harden this process, so other processes of the same user can read its memory: {error}"
-        ));
-    }
-    if let Some(user) = user {
-        sandbox::become_user(user).map_err(WorkerError::User)?;
-    }
-    match ConnectedWorker::new(None)?.load()?.warm()? {
-        Some(warm) => Ok(warm.serve()?),
-        None => Ok(()),
     }
 }
 

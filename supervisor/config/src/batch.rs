@@ -49,29 +49,18 @@ fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Optio
 }
 
 fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
-    let items = value.items();
-    let sizes: Vec<u32> = items.iter().map(Value::whole).collect::<Option<_>>()?;
-    match (sizes.last(), max) {
-        (None, _) => {
-            if value.is_list() {
-                value.fault("the list is empty; use for example [1, 2, 4, 8], or remove the key");
-            }
-            None
-        }
-        (Some(_), Some(0)) => {
-            value.fault("the model has no batch axis, because batch.max is 0; remove the key");
-            None
-        }
-        (Some(_), _) if !sizes.is_sorted_by(|a, b| a < b) => {
+    let sizes: Vec<u32> = value.items().iter().map(Value::whole).collect::<Option<_>>()?;
+    match (*sizes.last()?, max) {
+        (_, Some(0)) => value.fault("the model has no batch axis, because batch.max is 0; remove the key"),
+        _ if !sizes.is_sorted_by(|a, b| a < b) => {
             value.fault("the sizes must ascend, for example [1, 2, 4, 8]");
-            None
         }
-        (Some(last), Some(max)) if *last != max => {
+        (last, Some(max)) if last != max => {
             value.fault(format!("the last size, {last}, must equal batch.max, {max}; correct one of them"));
-            None
         }
-        _ => Some(sizes),
+        _ => {}
     }
+    Some(sizes)
 }
 
 /// Reads the settings of the queue. The queue's memory must hold at least one request of the
@@ -88,10 +77,12 @@ pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
         }
         Some(memory)
     });
+    // The default grows with the largest request.
+    let memory = memory.max(limits.request_bytes);
+    fields.show("memory", units::show_size(memory));
     QueueConfig {
         max_requests: fields.read("max_requests", |value| value.whole()),
-        // The default grows with the largest request.
-        memory: memory.max(limits.request_bytes),
+        memory,
         on_late: fields.read("on_late", |value| value.one_of(&ON_LATE)),
     }
 }

@@ -1,29 +1,25 @@
 //! Applies the changes that a client sends with the protocol's `load` call to the configuration of a
-//! model. The changes are JSON, and only some keys are allowed.
+//! model. The changes are JSON, and can only have the keys `share` and `slo`.
 
-use std::cell::RefCell;
 use std::path::Path;
-use std::rc::Rc;
 
-use super::faults::{ConfigFault, FaultLog};
-use super::host::AnyHost;
-use super::keys::{CONFIG, Kind};
+use super::Context;
+use super::faults::FaultLog;
+use super::keys::{CLIENT_CHANGES, CONFIG};
+use super::models::{self, Sections};
 use super::reader::Value;
-use super::types::{Config, ModelConfig, ShareConfig};
-use super::yaml::{self, YamlNode};
-use super::{Context, EXAMPLE, bounds, document, render};
+use super::types::{Config, ModelConfig, ShareConfig, SloTarget};
+use super::units;
+use super::yaml;
 
-/// The keys that a client is allowed to set. None of these keys selects the interpreter or the
-/// model's file.
-const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
+/// The largest configuration of a client, in bytes.
+const MAX_BYTES: usize = 4 * 1024;
 
-const MAX_BYTES: usize = 64 * 1024;
-
-/// Returns a model's configuration with the changes in `json`.
+/// Returns a model's configuration with the changes in `json`, and reads the model's files again.
 ///
-/// Checks the model and its files together with the rest of `config`, the current configuration.
-/// The result must stay within the bounds of `written`, the model in the operator's file. If a file
-/// of the model is missing or invalid, the result is `Ok`, and its field `broken` has the reason.
+/// `config` is the current configuration. The share must stay within the bounds of `written`, the
+/// model in the operator's file. If a file of the model is missing or invalid, the result is `Ok`,
+/// and its field `broken` has the reason.
 ///
 /// # Errors
 ///
@@ -36,122 +32,83 @@ pub fn apply_client_changes(
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES} are allowed", json.len()));
     }
+    let current = config.models.iter().find(|model| model.name == written.name).ok_or("model not found")?;
+    let (mut share, mut slo) = (current.share, current.slo);
     let log = FaultLog::new(Path::new("config"));
-    let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
-    // If a key occurs twice, the parser records a fault but still returns a document. The faults
-    // are therefore checked too.
-    let faults = log.into_sorted();
-    let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
-    let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
-        .ok_or("the current configuration cannot be parsed again; please report this bug")?;
-    let place = config.models.iter().position(|model| model.name == written.name).ok_or("model not found")?;
-    let models = Rc::make_mut(&mut whole).get_mut("models");
-    if let Some(model) = models.and_then(|models| models.item_mut(place)) {
-        change(model, &changes);
+    if let Some(changes) = yaml::parse(json, "{\"share\": \"40%\"}", &log) {
+        let changes = Value::root(&changes, &CLIENT_CHANGES, &log);
+        for (key, value) in changes.any_fields() {
+            match key {
+                "share" => share = changed_share(&value, share, written.share),
+                "slo" => slo = changed_slo(&value, slo, current),
+                _ => value.fault("a client can set only `share` and `slo`; remove the key"),
+            }
+        }
     }
-    let log = FaultLog::new(Path::new("config"));
-    check_keys(&Value::root(&changes, &Kind::Text, &log));
-    // A rendered configuration has absolute paths, so the folder and the environment have no
-    // effect.
-    let context = Context {
-        dir: Path::new(""),
-        env: &|_| None,
-        is_root: false,
-        host: &AnyHost,
-        file_faults: RefCell::default(),
-        host_faults: RefCell::default(),
-        notes: RefCell::default(),
-    };
-    let mut read = document(&Value::root(&whole, &CONFIG, &log), &context);
+    // The positions of these faults are of no use to a client.
     let faults = log.into_sorted();
+    let faults = faults.into_iter().map(|fault| match &fault.path[..] {
+        "" => fault.message,
+        path => format!("{path}: {}", fault.message),
+    });
+    let faults: Vec<String> = faults.collect();
     if !faults.is_empty() {
-        return Err(listed(faults));
+        return Err(faults.join("\n"));
     }
-    let mut model = read.models.swap_remove(place);
-    // A client cannot change the GPU. For `gpu: auto`, the reader returns 0, so the index of the
-    // current GPU is restored here.
-    model.gpu = config.models[place].gpu;
-    if !names_initial(&changes) {
-        // Without this assignment, a model without `share.initial` would get an equal part of the
-        // share that the other models leave. This part may have changed since the model was loaded.
-        let (old, share) = (config.models[place].share, model.share);
-        let initial = old.initial.clamp(share.min, share.max);
-        model.share = ShareConfig { initial, given: old.given, ..share };
-    }
-    let beyond = bounds::beyond(&config.models[place], &model, written);
-    if !beyond.is_empty() {
-        return Err(beyond.join("\n"));
-    }
-    Ok(model)
+    let model = read_again(config, &written.name).ok_or("model not found")?;
+    // A client cannot change the GPU. For `gpu: auto`, the reader returns 0.
+    Ok(ModelConfig { share, slo, gpu: current.gpu, ..model })
 }
 
-fn names_initial(changes: &YamlNode) -> bool {
-    changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
-}
-
-fn check_keys(changes: &Value<'_>) {
-    for (key, value) in changes.any_fields() {
-        if !KEYS.contains(&key) {
-            value.fault(format!("a client cannot set this key; use one of {}", KEYS.join(", ")));
+/// Returns the share with a client's changes. A scalar is the initial share.
+fn changed_share(value: &Value<'_>, old: ShareConfig, written: ShareConfig) -> ShareConfig {
+    let percent = |value: &Value<'_>| value.parsed(units::percent);
+    let (initial, max) = if value.is_scalar() {
+        (percent(value), None)
+    } else {
+        let keys = value.fields();
+        if keys.optional("min", percent).is_some_and(|min| min != written.min) {
+            keys.fault("min", format!("a client may only set the configured value, {}", written.min));
         }
-        if key == "warmup" {
-            check_files(&value);
+        let max = keys.optional("max", percent);
+        if max.is_some_and(|max| !(written.min..=written.max).contains(&max)) {
+            let (min, max) = (written.min, written.max);
+            keys.fault(
+                "max",
+                format!("a client may only set the configured value, {max}, or less, down to {min}"),
+            );
         }
-    }
-}
-
-/// Records a fault for each file that the client names for the warm-up. The supervisor would read
-/// the file even if the client does not have the permission to read it.
-fn check_files(warmup: &Value<'_>) {
-    const WHY: &str = "a client cannot name a file; give `values` or a `range`";
-    if warmup.is_scalar() {
-        return warmup.fault(WHY);
-    }
-    let inputs = warmup.is_map().then(|| warmup.any_fields());
-    let files = inputs.into_iter().flatten().filter_map(|(_, input)| input.entry("file"));
-    files.for_each(|file| file.fault(WHY));
-}
-
-/// Merges the client's changes into the model's configuration.
-///
-/// A scalar `share` is the initial share, and a scalar `slo` is the latency. If the changes set a
-/// new `batch.max` without `sizes`, the old sizes are removed. If the changes set new values of an
-/// input, the input's file is removed.
-fn change(model: &mut YamlNode, changes: &YamlNode) {
-    let mut changes = changes.clone();
-    for (key, within) in [("share", "initial"), ("slo", "latency")] {
-        if let Some(value) = changes.get_mut(key).filter(|value| value.is_scalar()) {
-            value.wrap(within);
-        }
-    }
-    let gives = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
-    if gives("max")
-        && !gives("sizes")
-        && let Some(batch) = model.get_mut("batch")
-    {
-        batch.remove("sizes");
-    }
-    leave_files(model, &changes);
-    model.merge(&changes);
-}
-
-/// Removes the key `file` of each input for which the client gives values.
-fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
-    let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
-    for name in given.keys() {
-        if let Some(input) = warmup.get_mut(name) {
-            input.remove("file");
-        }
-    }
-}
-
-/// Formats the faults without their positions, because the positions refer to a rendered text that
-/// the client has not seen.
-fn listed(faults: Vec<ConfigFault>) -> String {
-    let line = |ConfigFault { path, message, .. }: &ConfigFault| {
-        if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
+        (keys.optional("initial", percent), max)
     };
-    faults.iter().map(line).collect::<Vec<_>>().join("\n")
+    let max = max.unwrap_or(old.max);
+    if initial.is_some_and(|initial| !(old.min..=max).contains(&initial)) {
+        value.fault(format!("the initial share must be from {} to {max}", old.min));
+    }
+    let share = initial.unwrap_or(old.initial).min(max).max(old.min);
+    ShareConfig { initial: share, given: old.given || initial.is_some(), min: old.min, max }
+}
+
+/// Returns the SLO with a client's changes. A scalar is the latency.
+fn changed_slo(value: &Value<'_>, old: SloTarget, model: &ModelConfig) -> SloTarget {
+    let slo = match value.is_scalar() {
+        true => SloTarget { latency: value.duration().unwrap_or(old.latency), ..old },
+        false => models::slo_of(&value.fields(), old),
+    };
+    if model.batch.max_delay >= slo.latency {
+        let delay = units::show_duration(model.batch.max_delay);
+        value.fault(format!("the latency must be longer than batch.max_delay, {delay}"));
+    }
+    slo
+}
+
+/// Reads a model of the operator's configuration and its files again.
+fn read_again(config: &Config, name: &str) -> Option<ModelConfig> {
+    let Config { gpus, limits, controller, document, .. } = config;
+    let log = FaultLog::new(&document.file);
+    let context = Context::new(&document.file, &|_| None, false, None);
+    let models = Value::root(&document.root, &CONFIG, &log).entry("models")?;
+    let model = models.items().iter().map(Value::fields).find(|keys| models::name(keys) == name)?;
+    Some(models::model(&model, &Sections { gpus, limits, controller }, &context))
 }
 
 #[cfg(test)]
@@ -159,7 +116,6 @@ mod tests {
     use shadowslice_shared::units::Percent;
 
     use super::*;
-    use crate::HandoverMode;
 
     const TENSORS: &str = "tensors: [{input: x, output: y, datatype: FP32, shape: [4]}]";
 
@@ -184,56 +140,37 @@ mod tests {
     #[test]
     fn a_client_stays_within_what_the_operator_wrote() {
         let (_dir, mut config) = config();
-        let keys = [
-            r#"{"share": {"min": "5%"}}"#,
-            r#"{"share": {"min": "20%"}}"#,
-            r#"{"share": {"max": "90%"}}"#,
-            r#"{"priority": 4}"#,
-            r#"{"standby": "always"}"#,
-            r#"{"batch": {"max": 33}}"#,
-            r#"{"queue": {"max_requests": 1025}}"#,
-            r#"{"queue": {"memory": "257Mi"}}"#,
-            r#"{"queue": {"on_late": "serve"}}"#,
-        ];
-        let model = &mut config.models[0];
-        (model.share.max, model.priority) = (Percent::new(80).unwrap(), 5);
-        for json in keys {
+        config.models[0].share.max = Percent::new(80).unwrap();
+        for (json, words) in [
+            (r#"{"share": {"min": "5%"}}"#, "share.min: a client may only set the configured value, 10%"),
+            (r#"{"share": {"min": "20%"}}"#, "share.min: a client may only set the configured value, 10%"),
+            (r#"{"share": {"max": "90%"}}"#, "share.max: a client may only set the configured value, 80%"),
+            (r#"{"share": {"max": "9%"}}"#, "share.max: a client may only set the configured value, 80%"),
+            (r#"{"share": "9%"}"#, "share: the initial share must be from 10% to 80%"),
+            (r#"{"share": {"initial": "60%", "max": "50%"}}"#, "the initial share must be from 10% to 50%"),
+        ] {
             let refused = apply_client_changes(&config, "a", json).unwrap_err();
-            assert!(refused.contains("a client may only set"), "{json}: {refused}");
+            assert!(refused.contains(words), "{json}: {refused}");
         }
-        assert!(
-            apply_client_changes(&config, "a", r#"{"cpus": [0]}"#)
-                .unwrap_err()
-                .starts_with("cpus: a client cannot set this key")
-        );
-        let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
-            "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
-        apply_client_changes(&config, "a", less).unwrap();
-        // A client can undo restrictions that an earlier client command set, but only up to the
-        // values that the operator wrote.
+        let fine = r#"{"share": {"initial": "80%", "min": "10%", "max": "80%"}}"#;
+        apply_client_changes(&config, "a", fine).unwrap();
+        // A client can undo a restriction that an earlier client command set, but only up to the
+        // value that the operator wrote.
         let written = config.models[0].clone();
-        config.models[0].priority = 9;
+        config.models[0].share.max = Percent::new(30).unwrap();
         let again = |json| super::apply_client_changes(&config, &written, json);
-        assert_eq!(again(r#"{"priority": 5}"#).unwrap().priority, 5);
-        assert!(again(r#"{"priority": 4}"#).unwrap_err().starts_with("priority: "));
-        let both = again(r#"{"priority": 1, "standby": "always"}"#).unwrap_err();
-        assert_eq!(both.lines().count(), 2, "{both}");
+        assert_eq!(again(r#"{"share": {"max": "80%"}}"#).unwrap().share.max.get(), 80);
+        assert!(again(r#"{"share": {"max": "81%"}}"#).unwrap_err().starts_with("share.max: "));
     }
 
     #[test]
     fn missing_keys_stay_unchanged() {
         let (_dir, config) = config();
         assert_eq!(apply_client_changes(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
-        let changed = apply_client_changes(
-            &config,
-            "a",
-            r#"{"share": "40%", "batch": {"max": 8}, "handover": "never", "slo": "5ms"}"#,
-        );
-        let changed = changed.unwrap();
+        let changed = apply_client_changes(&config, "a", r#"{"share": "40%", "slo": "5ms"}"#).unwrap();
         assert_eq!((changed.share.initial.get(), changed.share.min.get()), (40, 10));
-        assert_eq!((changed.batch.max, changed.handover), (Some(8), HandoverMode::Never));
         assert_eq!(changed.slo.latency, std::time::Duration::from_millis(5));
-        assert_eq!(changed.queue, config.models[0].queue);
+        assert_eq!((changed.queue, changed.batch), (config.models[0].queue, config.models[0].batch.clone()));
     }
 
     #[test]
@@ -267,45 +204,43 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_client_replace_those_of_a_file() {
-        let (dir, config) = config();
+    fn a_load_reads_the_models_files_again() {
+        let (dir, _) = config();
         let written = std::fs::read_to_string(dir.path().join("config.yaml")).unwrap();
-        let file = dir.path().join("with-file.yaml");
-        std::fs::write(dir.path().join("x.json"), "[[1, 2, 3, 4]]").unwrap();
-        for warmup in ["x.json", "{x: {file: x.json}}"] {
-            std::fs::write(&file, written.replace("name: a,", &format!("name: a, warmup: {warmup},")))
-                .unwrap();
-            let config = crate::load(&file, &|_| None, false).unwrap();
-            let warmup = |json| apply_client_changes(&config, "a", json).unwrap().warmup;
-            assert_eq!(warmup("{}"), config.models[0].warmup);
-            let values = warmup(r#"{"warmup": {"x": {"range": [0, 1]}}}"#);
-            assert_eq!(values.files().count(), 0);
-            assert!(matches!(&values.inputs["x"].values, Some(crate::WarmupValues::Written(_))));
-        }
-        assert!(config.models[0].warmup.inputs.is_empty());
+        let file = dir.path().join("with-profile.yaml");
+        std::fs::write(&file, written.replace("name: a,", "name: a, profile: p.yaml,")).unwrap();
+        let mut config = crate::load(&file, &|_| None, false).unwrap();
+        assert!(config.models[0].broken.as_ref().unwrap().contains("p.yaml: No such file"));
+        (config.models[0].gpu, config.models[0].share.initial) = (7, Percent::new(25).unwrap());
+        let table = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
+        std::fs::write(dir.path().join("p.yaml"), table).unwrap();
+        let model = apply_client_changes(&config, "a", "{}").unwrap();
+        assert_eq!((model.broken, model.profile.is_some()), (None, true));
+        assert_eq!((model.gpu, model.share), (7, config.models[0].share));
     }
 
     #[test]
     fn every_fault_is_reported_and_a_client_cannot_choose_what_runs() {
-        let (_dir, config) = config();
+        let (_dir, mut config) = config();
+        config.models[0].batch.max_delay = std::time::Duration::from_millis(2);
         for (json, words) in [
-            (r#"{"path": "/etc/passwd"}"#, "path: a client cannot set"),
-            (r#"{"name": "c"}"#, "name: a client cannot set"),
-            (r#"{"share": "400%"}"#, "share.initial"),
-            (r#"{"share": {"min": "60%"}}"#, "add up to 110%"),
-            (r#"{"batch": {"mux": 8}}"#, "mux"),
-            (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
-            (r#"{"warmup": "/etc/x.json"}"#, "warmup: a client cannot name a file"),
-            (r#"{"warmup": {"x": {"file": "/etc/x.npy"}}}"#, "warmup.x.file: a client cannot name a file"),
-            (r#"{"warmup": {"x": [4]}, "batch": {"max": 2}, "tensors": []}"#, "tensors"),
-            ("[]", "map"),
-            ("{", "config"),
-            ("", ""),
+            (r#"{"path": "/etc/passwd"}"#, "path: a client can set only `share` and `slo`; remove the key"),
+            (r#"{"batch": {"max": 8}}"#, "batch: a client can set only `share` and `slo`; remove the key"),
+            (r#"{"share": "400%"}"#, "share: invalid share `400%`"),
+            (r#"{"share": {"mux": "8%"}}"#, "share.mux: unknown key; did you mean `max`?"),
+            (r#"{"slo": "1ms", "slo": "3ms"}"#, "slo: duplicate key"),
+            (r#"{"slo": "2ms"}"#, "slo: the latency must be longer than batch.max_delay, 2ms"),
+            (r#"{"slo": "0ms"}"#, "slo: too short; use at least 1us"),
+            ("[]", "must be a map"),
+            ("{", "not valid YAML"),
+            ("", "the file is empty"),
         ] {
             let refused = apply_client_changes(&config, "a", json).unwrap_err();
-            assert!(refused.contains(words) || words == "config", "{json}: {refused}");
+            assert!(refused.contains(words), "{json}: {refused}");
         }
         let both = apply_client_changes(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
-        assert!(both.contains("slo") && both.contains("priority"), "{both}");
+        assert!(both.contains("slo: ") && both.contains("priority: "), "{both}");
+        let long = format!("{{\"slo\": \"{}ms\"}}", "0".repeat(MAX_BYTES));
+        assert!(apply_client_changes(&config, "a", &long).unwrap_err().contains("at most 4096 are allowed"));
     }
 }

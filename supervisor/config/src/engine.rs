@@ -12,10 +12,7 @@ use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
-/// The largest number of a model's input and output pairs.
-pub(super) const MAX_TENSORS: usize = 64;
-
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum EngineName {
     OnnxRuntime,
     Python,
@@ -27,25 +24,42 @@ const PYTHON: &str = "python3";
 /// The name of the Python file in a model's folder.
 const PYTHON_FILE: &str = "model.py";
 
-/// Reads a model's engine. Also returns the inputs that the model's file declares, if they are
-/// known. Records a fault for each key that belongs to another engine.
+/// Reads a model's engine. Also returns the inputs that the model's file or `tensors` declares, if
+/// they are known. Records a fault for each key that belongs to another engine.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&GpuConfig>,
     limits: &LimitsConfig,
     context: &Context<'_>,
 ) -> (EngineConfig, Vec<OnnxInput>) {
-    match kind(model) {
-        Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
-        Some(EngineName::Python) => (python(model, context), Vec::new()),
-        Some(EngineName::Emulated) => {
-            for key in ["path", "threads", "providers", "python"] {
-                model.forbidden(key, "the emulated engine does not have this; remove the key");
-            }
-            (EngineConfig::Emulated { tensors: tensors(model, limits) }, Vec::new())
-        }
-        None => (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new()),
+    let Some(engine) = kind(model) else {
+        return (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new());
+    };
+    if engine == EngineName::Emulated {
+        model.forbid(&["path", "threads", "providers", "python"], "the emulated engine does not have this");
+        let tensors = tensors(model, limits);
+        let inputs = tensors.iter().map(OnnxInput::of_tensor).collect();
+        return (EngineConfig::Emulated { tensors }, inputs);
     }
+    model.forbid(&["tensors"], "only `engine: emulated` has this, because the model defines its tensors");
+    let threads = model.read("threads", |value| value.whole());
+    let path = model.required("path", "give the model's file, for example `path: digits.onnx`");
+    let given = path.and_then(|value| Some((context.path(&value)?, value)));
+    let path = given.as_ref().map(|(path, _)| absolute(path)).unwrap_or_default();
+    if engine == EngineName::Python {
+        model.forbid(&["providers"], "only `engine: onnxruntime` has this");
+        if let Some((path, value)) = given {
+            let file = if path.is_dir() { path.join(PYTHON_FILE) } else { path };
+            usable(&file).unwrap_or_else(|error| unusable(&value, &file, &error, context));
+        }
+        return (
+            EngineConfig::Python { path, interpreter: interpreter(model, context), threads },
+            Vec::new(),
+        );
+    }
+    model.forbid(&["python"], "only `engine: python` has this");
+    let inputs = given.map(|(path, value)| inputs_of_file(&value, &path, context)).unwrap_or_default();
+    (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }
 
 /// Returns the engine in the configuration. If the configuration gives no engine, derives it from
@@ -59,66 +73,39 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
         "give the model's file, for example `path: digits.onnx`, or use `engine: emulated`",
     )?;
     let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
-    match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
-        Some("onnx") => Some(EngineName::OnnxRuntime),
-        Some("py") => Some(EngineName::Python),
+    let (name, engine) = match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
+        Some("onnx") => ("onnxruntime", EngineName::OnnxRuntime),
+        Some("py") => ("python", EngineName::Python),
         _ => {
             path.fault(
                 "the extension is neither .onnx nor .py; use `engine: onnxruntime` for an ONNX model, or \
                  `engine: python` for a folder with a model.py",
             );
-            None
+            return None;
         }
-    }
+    };
+    model.show("engine", name.to_owned());
+    Some(engine)
 }
 
-fn onnxruntime(
-    model: &Fields<'_>,
-    gpu: Option<&GpuConfig>,
-    context: &Context<'_>,
-) -> (EngineConfig, Vec<OnnxInput>) {
-    model.forbidden("python", "only `engine: python` has this; remove the key");
-    model.forbidden(
-        "tensors",
-        "only `engine: emulated` has this; an ONNX model defines its tensors; remove the key",
-    );
-    let threads = model.read("threads", |value| value.whole());
-    let path = model.required("path", "give the model's file, for example `path: digits.onnx`");
-    let path = path.and_then(|value| Some(model_file(&value, &context.resolve(value.text()?), context)));
-    let (path, inputs) = path.unwrap_or_default();
-    (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
+fn unusable(value: &Value<'_>, file: &Path, error: &std::io::Error, context: &Context<'_>) {
+    let message = format!("cannot use {}: {error}; put the model there or correct the path", file.display());
+    context.file_fault(value, message);
 }
 
-fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
-    model.forbidden(
-        "tensors",
-        "only `engine: emulated` has this; a Python model defines its tensors; remove the key",
-    );
-    model.forbidden("providers", "only `engine: onnxruntime` has this; remove the key");
-    let threads = model.read("threads", |value| value.whole());
-    let path = model.required("path", "give the model's file or folder, for example `path: model.py`");
-    let path = path.and_then(|value| {
-        let given = context.resolve(value.text()?);
-        let file = if given.is_dir() { given.join(PYTHON_FILE) } else { given.clone() };
-        if let Err(error) = usable(&file) {
-            let message =
-                format!("cannot use {}: {error}; put the model there or correct the path", file.display());
-            context.file_faults.borrow_mut().push(value.describe(message));
-        }
-        Some(absolute(&given))
-    });
-    let fields = model.section("python");
-    let interpreter = fields.optional("executable", |value| {
+/// Returns the absolute path of the Python interpreter.
+fn interpreter(model: &Fields<'_>, context: &Context<'_>) -> PathBuf {
+    let given = model.section("python").optional("executable", |value| {
         let named = value.text()?;
-        let found = if named.contains('/') { Some(absolute(&context.resolve(named))) } else { find(named) };
+        let found =
+            if named.contains('/') { context.path(value).map(|path| absolute(&path)) } else { find(named) };
         if !found.as_deref().is_some_and(Path::is_file) {
             context
                 .host_fault(value, format!("`{named}` not found; give the absolute path of the interpreter"));
         }
         found
     });
-    let interpreter = interpreter.or_else(|| find(PYTHON)).unwrap_or_else(|| PYTHON.into());
-    EngineConfig::Python { path: path.unwrap_or_default(), interpreter, threads }
+    given.or_else(|| find(PYTHON)).unwrap_or_else(|| PYTHON.into())
 }
 
 /// Searches the folders of `PATH` for a program, and returns the program's path.
@@ -131,29 +118,10 @@ fn find(name: &str) -> Option<PathBuf> {
 /// model runs on the CPU.
 fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
     if let Some(GpuConfig::Emulated { .. }) = gpu {
-        model.forbidden(
-            "providers",
-            "the CPU runs the models of an emulated GPU; remove the key, or use a real GPU",
-        );
+        model.forbid(&["providers"], "the CPU runs the models of an emulated GPU");
         return Vec::new();
     }
-    model.read("providers", |value| {
-        let items = value.items();
-        if value.is_list() && items.is_empty() {
-            value.fault("the list is empty; use `[cuda]` or `[tensorrt, cuda]`, or remove the key");
-            return None;
-        }
-        let mut providers = Vec::new();
-        for item in &items {
-            let provider = item.one_of(&PROVIDERS)?;
-            if providers.contains(&provider) {
-                item.fault("this provider is already in the list; list each once, the preferred one first");
-                return None;
-            }
-            providers.push(provider);
-        }
-        (!providers.is_empty()).then_some(providers)
-    })
+    model.read("providers", |value| Some(value.distinct(|item| item.one_of(&PROVIDERS))))
 }
 
 /// The largest number of files in a model's folder that [`model_files`] lists.
@@ -180,25 +148,25 @@ pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the absolute path and the inputs of an ONNX model. If the file cannot be used, records a
-/// fault of the model's files.
-fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
+/// Returns the inputs of an ONNX model. If a file of the model cannot be used, records a fault of the
+/// model's files.
+fn inputs_of_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Vec<OnnxInput> {
     let model = usable(path).and_then(|()| onnx::read(path)).unwrap_or_else(|error| {
-        let message =
-            format!("cannot use {}: {error}; put the model there or correct the path", path.display());
-        context.file_faults.borrow_mut().push(value.describe(message));
+        unusable(value, path, &error, context);
         OnnxFile::default()
     });
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let unusable = |file: &PathBuf| Some((folder.join(file), usable(&folder.join(file)).err()?));
-    if let Some((file, error)) = model.external_files.iter().find_map(unusable) {
-        let message = format!(
-            "cannot use {}, which has tensors of the model: {error}; put the file there",
-            file.display()
-        );
-        context.file_faults.borrow_mut().push(value.describe(message));
+    let files = model.external_files.iter().map(|file| path.parent().unwrap_or(Path::new(".")).join(file));
+    for file in files {
+        if let Err(error) = usable(&file) {
+            let file = file.display();
+            context.file_fault(
+                value,
+                format!("cannot use {file}, which has tensors of the model: {error}; put the file there"),
+            );
+            break;
+        }
     }
-    (absolute(path), model.inputs)
+    model.inputs
 }
 
 pub(super) fn stem(path: &str) -> Option<String> {
@@ -206,16 +174,11 @@ pub(super) fn stem(path: &str) -> Option<String> {
 }
 
 fn tensors(model: &Fields<'_>, limits: &LimitsConfig) -> Vec<EchoTensor> {
-    const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
-    let why = format!("give the inputs and outputs of the emulated engine, for example {EXAMPLE}");
-    let Some(list) = model.required("tensors", &why) else { return Vec::new() };
-    let items = list.items();
-    if list.is_list() && !(1..=MAX_TENSORS).contains(&items.len()) {
-        list.fault(format!("{} tensors; give 1 to {MAX_TENSORS}, for example {EXAMPLE}", items.len()));
-        return Vec::new();
-    }
+    let why = "give the inputs and outputs of the emulated engine, for example \
+               [{input: x, output: y, datatype: FP32, shape: [16]}]";
+    let Some(list) = model.required("tensors", why) else { return Vec::new() };
     let mut tensors: Vec<EchoTensor> = Vec::new();
-    for item in &items {
+    for item in &list.items() {
         let fields = item.fields();
         let Some(tensor) = tensor(&fields, limits) else { continue };
         if tensors.iter().any(|other| other.input.name == tensor.input.name) {
@@ -252,14 +215,12 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
 /// Reads a shape without the batch axis. The size -1, which the table allows for some keys, means
 /// any size.
 pub(super) fn shape(value: &Value<'_>) -> Option<Vec<i64>> {
-    let items = value.limited_items("axes").filter(|_| value.is_list())?;
-    let axes: Vec<i64> = items.iter().map(axis).collect::<Option<_>>()?;
-    let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
-    if elements(&known).is_none_or(|count| i64::try_from(count).is_err()) {
+    let axes: Vec<i64> = value.items().iter().map(axis).collect::<Option<_>>()?;
+    if row_elements(&axes).is_none_or(|count| i64::try_from(count).is_err()) {
         value.fault("the shape has too many elements; make it smaller");
         return None;
     }
-    Some(axes)
+    value.is_list().then_some(axes)
 }
 
 fn axis(item: &Value<'_>) -> Option<i64> {
@@ -271,6 +232,11 @@ fn axis(item: &Value<'_>) -> Option<i64> {
     Some(axis)
 }
 
+/// Returns the smallest number of elements of a tensor with this shape, or `None` if it is too large.
+fn row_elements(shape: &[i64]) -> Option<usize> {
+    elements(&shape.iter().map(|axis| (*axis).max(1)).collect::<Vec<_>>())
+}
+
 /// Checks that a row is not larger than the largest request. No request could contain a larger row,
 /// so the row would only waste a worker's memory. If the datatype is unknown, an element counts as
 /// one byte.
@@ -280,9 +246,8 @@ pub(super) fn check_size(
     datatype: Option<Datatype>,
     limits: &LimitsConfig,
 ) {
-    let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
-    let bytes = elements(&known).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);
+    let bytes = row_elements(shape).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);
     if u64::try_from(bytes).is_ok_and(|bytes| bytes > limits.request_bytes) {
         let most = show_size(limits.request_bytes);
         value.fault(format!(

@@ -1,6 +1,7 @@
 //! The faults of a configuration, each with its file, line and key.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -81,16 +82,22 @@ impl fmt::Display for FaultList<'_> {
     }
 }
 
-/// The faults that were found so far in a file.
+/// The missing keys for which the reader looked, and the values that differ from their text in the
+/// document. An entry has the position of the value (of the map, if the key is missing), the path,
+/// and the YAML that [`render`](super::render()) writes instead. `None` means the table's default.
+pub(super) type ReadKeys = BTreeMap<(Position, String), Option<String>>;
+
+/// The faults and keys that were found so far in a file.
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
     faults: RefCell<Vec<ConfigFault>>,
+    keys: RefCell<ReadKeys>,
 }
 
 impl FaultLog {
     pub(super) fn new(file: &Path) -> Self {
-        Self { file: file.to_owned(), faults: RefCell::default() }
+        Self { file: file.to_owned(), faults: RefCell::default(), keys: RefCell::default() }
     }
 
     /// Returns a fault of this file, but does not add the fault to the log.
@@ -101,6 +108,20 @@ impl FaultLog {
     pub(super) fn add(&self, at: Position, path: &str, message: impl Into<String>) {
         let fault = self.describe(at, path, message);
         self.faults.borrow_mut().push(fault);
+    }
+
+    /// Records that the reader looked for a missing key.
+    pub(super) fn missing(&self, at: Position, path: String) {
+        self.keys.borrow_mut().entry((at, path)).or_default();
+    }
+
+    /// Sets the YAML that [`render`](super::render()) writes for a value.
+    pub(super) fn show(&self, at: Position, path: &str, yaml: String) {
+        self.keys.borrow_mut().insert((at, path.to_owned()), Some(yaml));
+    }
+
+    pub(super) fn take_keys(&self) -> ReadKeys {
+        self.keys.take()
     }
 
     pub(super) fn into_sorted(self) -> Vec<ConfigFault> {

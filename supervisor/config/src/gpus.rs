@@ -3,22 +3,14 @@
 use shadowslice_shared::units::Sms;
 
 use super::keys::PARTITIONS;
-use super::reader::{Fields, Value};
+use super::reader::Value;
 use super::shares::USUAL_SMS;
 use super::types::{CudaDevice, GpuConfig};
 
 /// Reads the list of GPUs.
-pub(super) fn gpus(root: &Fields<'_>) -> Vec<GpuConfig> {
-    root.read("gpus", |list| Some(listed(list)))
-}
-
-fn listed(list: &Value<'_>) -> Vec<GpuConfig> {
-    let Some(items) = list.limited_items("GPUs") else { return Vec::new() };
-    if list.is_list() && items.is_empty() {
-        list.fault("the list is empty; use `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
-    }
+pub(super) fn gpus(list: &Value<'_>) -> Vec<GpuConfig> {
     let mut gpus: Vec<GpuConfig> = Vec::new();
-    for item in &items {
+    for item in &list.items() {
         // A placeholder replaces a faulty GPU, so that the other GPUs keep their indices.
         let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(USUAL_SMS) });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
@@ -33,18 +25,11 @@ fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
     let fields = item.fields();
     let device = fields.required("device", "give the index or UUID of a GPU, or `emulated`")?;
     if device.text()? == "emulated" {
-        fields.forbidden(
-            "partition",
-            "only a real GPU has this; an emulated GPU always enforces shares; remove the key",
-        );
+        fields.forbid(&["partition"], "only a real GPU has this; an emulated GPU always enforces shares");
         return Some(GpuConfig::Emulated { sms: Sms(fields.read("sms", |value| value.whole())) });
     }
-    fields.forbidden("sms", "only an emulated GPU has this; remove the key");
+    fields.forbid(&["sms"], "only an emulated GPU has this");
     let partition = fields.read("partition", |value| value.one_of(&PARTITIONS));
-    if let Some(advice) = device.similar_word(&["emulated"]) {
-        device.fault(advice);
-        return None;
-    }
     device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition })
 }
 
@@ -59,11 +44,6 @@ fn cuda(text: &str) -> Result<CudaDevice, String> {
     let is_uuid = |uuid: &str| !uuid.is_empty() && uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
     if text.strip_prefix("GPU-").is_some_and(is_uuid) {
         return Ok(CudaDevice::Uuid(text.to_owned()));
-    }
-    if text.eq_ignore_ascii_case("auto") {
-        return Err(
-            "give a GPU of this host; for a model on any GPU, set `gpu: auto` for that model".to_owned()
-        );
     }
     let index = text.parse().ok().filter(|index| *index < 1024);
     index.map(CudaDevice::Index).ok_or_else(|| {

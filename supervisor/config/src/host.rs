@@ -22,75 +22,39 @@ impl AccountKind {
     }
 }
 
-pub(super) trait HostLookup {
-    fn has_account(&self, kind: AccountKind, name: &str) -> bool;
-
-    /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
-    fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
-
-    /// Returns the reason why a supervisor cannot use this run directory, or `None` if it can.
-    fn refuses_run_dir(&self, path: &Path) -> Option<String>;
-
-    /// Returns the reason why the supervisor cannot write a log to this file, or `None` if it can.
-    fn refuses_log(&self, path: &Path) -> Option<String>;
-}
-
 /// A function that returns the reason why a supervisor cannot use a run directory. Only `check`
 /// needs this function, because `serve` locks the run directory itself.
 pub type RunDirCheck<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// A host on which every check succeeds.
-pub(super) struct AnyHost;
-
-impl HostLookup for AnyHost {
-    fn has_account(&self, _: AccountKind, _: &str) -> bool {
-        true
-    }
-
-    fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
-        None
-    }
-
-    fn refuses_run_dir(&self, _: &Path) -> Option<String> {
-        None
-    }
-
-    fn refuses_log(&self, _: &Path) -> Option<String> {
-        None
-    }
-}
-
-pub(super) struct ThisHost<'a> {
+/// The host of this process.
+pub(super) struct Host<'a> {
     cores: OnceCell<Option<Vec<RangeInclusive<usize>>>>,
-    run_dir: RunDirCheck<'a>,
+    /// The function that returns the reason why a supervisor cannot use a run directory.
+    pub(super) refuses_run_dir: RunDirCheck<'a>,
 }
 
-impl<'a> ThisHost<'a> {
-    pub(super) fn new(run_dir: RunDirCheck<'a>) -> Self {
-        Self { cores: OnceCell::new(), run_dir }
+impl<'a> Host<'a> {
+    pub(super) fn new(refuses_run_dir: RunDirCheck<'a>) -> Self {
+        Self { cores: OnceCell::new(), refuses_run_dir }
     }
-}
 
-impl HostLookup for ThisHost<'_> {
     /// Returns whether the host has the account. If the lookup fails, returns true, and the
     /// supervisor reports the reason when it starts.
-    fn has_account(&self, kind: AccountKind, name: &str) -> bool {
+    pub(super) fn has_account(&self, kind: AccountKind, name: &str) -> bool {
         match kind {
             AccountKind::User => !matches!(User::from_name(name), Ok(None)),
             AccountKind::Group => !matches!(Group::from_name(name), Ok(None)),
         }
     }
 
-    fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
+    /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
+    pub(super) fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
         let read = || ranges(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?);
         self.cores.get_or_init(read).as_deref()
     }
 
-    fn refuses_run_dir(&self, path: &Path) -> Option<String> {
-        (self.run_dir)(path)
-    }
-
-    fn refuses_log(&self, path: &Path) -> Option<String> {
+    /// Returns the reason why the supervisor cannot write a log to this file, or `None` if it can.
+    pub(super) fn refuses_log(&self, path: &Path) -> Option<String> {
         if path.is_dir() {
             return Some(format!("{} is a folder; give a file in it", path.display()));
         }
@@ -123,7 +87,7 @@ mod tests {
 
     #[test]
     fn this_host_has_root_and_no_unknown_account() {
-        let host = ThisHost::new(&|_| None);
+        let host = Host::new(&|_| None);
         for kind in [AccountKind::User, AccountKind::Group] {
             assert!(host.has_account(kind, "root") && !host.has_account(kind, "no-such-name"));
         }
@@ -131,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_log_is_a_file_in_an_existing_folder() {
-        let (host, folder) = (ThisHost::new(&|_| None), tempfile::tempdir().unwrap());
+        let (host, folder) = (Host::new(&|_| None), tempfile::tempdir().unwrap());
         assert_eq!(host.refuses_log(&folder.path().join("access.log")), None);
         let why = host.refuses_log(folder.path()).unwrap();
         assert!(why.ends_with("is a folder; give a file in it"), "{why}");

@@ -6,7 +6,6 @@
 
 mod arrays;
 mod batch;
-mod bounds;
 pub mod check;
 mod client_changes;
 mod engine;
@@ -36,24 +35,27 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
-pub use arrays::{ArrayFile, ArrayMismatch, MAX_BYTES as MAX_ARRAY_BYTES};
+pub use arrays::{ArrayFile, MAX_BYTES as MAX_ARRAY_BYTES};
 pub use client_changes::apply_client_changes;
 pub use engine::model_files;
 pub use faults::{ConfigError, ConfigFault, FaultList, Position};
 pub use host::RunDirCheck;
 pub use keys::schema;
 pub use peers::{Account, AllowedClients, Peers};
-pub use render::render;
+pub use render::{Document, render};
 pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use types::*;
 pub use units::duration;
 pub use warmup_fit::{check_values, shape_fits};
 
 use faults::FaultLog;
-use host::{AnyHost, HostLookup, ThisHost};
-use keys::{CONFIG, STARTS};
+use host::Host;
+use keys::{ACCESS, CONFIG, STARTS};
 use reader::Value;
+use render::quoted;
+use yaml::YamlNode;
 
 /// A function that looks up an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -61,21 +63,29 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 /// The environment in which a configuration is read, and the recorded faults and notes that do not
 /// prevent loading.
 struct Context<'a> {
-    /// The folder of the configuration file, as the user wrote its path.
-    dir: &'a Path,
+    /// The configuration file, as the user wrote its path. Paths in it are relative to its folder.
+    file: &'a Path,
     env: Environment<'a>,
     is_root: bool,
-    host: &'a dyn HostLookup,
+    /// The host on which the configuration must be usable, or `None` for any host.
+    host: Option<Host<'a>>,
     file_faults: RefCell<Vec<ConfigFault>>,
     host_faults: RefCell<Vec<ConfigFault>>,
     /// The notes on settings that have no effect, or that are probably wrong.
     notes: RefCell<Vec<ConfigFault>>,
 }
 
-impl Context<'_> {
-    /// Resolves a path relative to the configuration file's folder.
-    fn resolve(&self, path: &str) -> PathBuf {
-        self.dir.join(path)
+impl<'a> Context<'a> {
+    fn new(file: &'a Path, env: Environment<'a>, is_root: bool, host: Option<Host<'a>>) -> Self {
+        let (file_faults, host_faults, notes) = Default::default();
+        Self { file, env, is_root, host, file_faults, host_faults, notes }
+    }
+
+    /// Returns the path in a value as the user wrote it, relative to the configuration file's folder.
+    fn path(&self, value: &Value<'_>) -> Option<PathBuf> {
+        let path = self.file.parent().unwrap_or(Path::new("")).join(value.text()?);
+        value.show(quoted(&absolute(&path).to_string_lossy()));
+        Some(path)
     }
 
     /// Records a fault of a model's own files.
@@ -139,14 +149,14 @@ fn usable(path: &Path) -> Result<(), io::Error> {
 ///
 /// [`ConfigError`] if the file cannot be read or has faults.
 pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
-    load_on(path, env, is_root, &AnyHost)
+    load_on(path, env, is_root, None)
 }
 
 fn load_on(
     path: &Path,
     env: Environment<'_>,
     is_root: bool,
-    host: &dyn HostLookup,
+    host: Option<Host<'_>>,
 ) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
@@ -154,17 +164,8 @@ fn load_on(
     let Some(tree) = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log)) else {
         return Err(ConfigError::Faults(log.into_sorted()));
     };
-    let dir = path.parent().unwrap_or(Path::new(""));
-    let context = Context {
-        dir,
-        env,
-        is_root,
-        host,
-        file_faults: RefCell::default(),
-        host_faults: RefCell::default(),
-        notes: RefCell::default(),
-    };
-    let config = document(&Value::root(&tree, &CONFIG, &log), &context);
+    let context = Context::new(path, env, is_root, host);
+    let config = read(tree, &log, &context);
     let mut faults = log.into_sorted();
     if faults.is_empty() {
         return Ok(config);
@@ -189,7 +190,7 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
 /// directory.
 fn load_for_check(path: &Path, run_dir: RunDirCheck<'_>) -> Result<Config, ConfigError> {
     let is_root = nix::unistd::geteuid().is_root();
-    load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::new(run_dir))
+    load_on(path, &|name| std::env::var_os(name), is_root, Some(Host::new(run_dir)))
 }
 
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
@@ -200,11 +201,11 @@ pub fn default_run_dir() -> Option<PathBuf> {
 }
 
 /// Reads the whole document. A value with a fault is replaced with its default.
-fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
-    let fields = root.fields();
+fn read(root: Arc<YamlNode>, log: &FaultLog, context: &Context<'_>) -> Config {
+    let fields = Value::root(&root, &CONFIG, log).fields();
     let run_dir = settings::run_dir(&fields, context);
     let listen = listen::listen(&fields, &run_dir, context);
-    let gpus = gpus::gpus(&fields);
+    let gpus = fields.read("gpus", |list| Some(gpus::gpus(list)));
     let limits = settings::limits(&fields, context);
     let controller = settings::controller(&fields, context);
     let sections = models::Sections { gpus: &gpus, limits: &limits, controller: &controller };
@@ -213,8 +214,12 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let ready = fields.read("ready", |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
     let control = fields.optional("control", |value| peers::listed(value, context));
-    let model_control = settings::model_control(&fields, context);
-    let access_log = settings::access_log(&fields, context);
+    let model_control =
+        fields.read("model_control", |value| peers::access(value, context, |word| word.one_of(&ACCESS)));
+    let strict_start = fields.read("start", |value| value.one_of(&STARTS));
+    let onnxruntime = fields.section("onnxruntime").optional("library", |value| context.path(value));
+    let tracing = tracing::tracing(&fields);
+    let access_log = fields.optional("access_log", |value| settings::access_log(value, context));
     let mut host_faults = context.host_faults.take();
     host_faults.sort_by_key(|fault| fault.at);
     Config {
@@ -228,14 +233,15 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         limits,
         timeouts,
         lame_duck,
-        strict_start: fields.read("start", |value| value.one_of(&STARTS)),
+        strict_start,
         ready,
-        onnxruntime: settings::onnxruntime(&fields, context),
+        onnxruntime: OnnxRuntimeConfig { library: onnxruntime.as_deref().map(absolute) },
         workers,
-        tracing: tracing::tracing(&fields),
+        tracing,
         access_log,
         file_faults: context.file_faults.take(),
         host_faults,
         notes: context.notes.take(),
+        document: Document { file: context.file.to_owned(), keys: log.take_keys(), root },
     }
 }

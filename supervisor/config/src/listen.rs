@@ -19,58 +19,39 @@ enum Address {
     Tcp(SocketAddr),
 }
 
-/// An address that a setting uses, and the name of this setting.
-struct UsedAddress<'a> {
+/// An address that a setting uses.
+struct UsedAddress {
     address: Address,
-    /// The name of the setting, as messages show it.
+    /// The setting, as messages show it.
     by: String,
-    /// The value in the document, or `None` for a default address.
-    value: Option<Value<'a>>,
 }
 
 /// Reads the addresses. Records a fault if two addresses are equal.
 pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> ListenConfig {
+    const KEYS: [&str; 3] = ["http", "grpc", "metrics"];
     let fields = root.section("listen");
-    let ours =
-        [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
-    let ours = ours.map(|(name, by)| (Address::Unix(run_dir.join(name)), by.to_owned()));
-    let mut used: Vec<_> =
-        ours.into_iter().map(|(address, by)| UsedAddress { address, by, value: None }).collect();
-    let mut listeners = |key, default| listeners((&fields, key), default, run_dir, &mut used, context);
-    let http = listeners("http", "http.sock");
-    let grpc = listeners("grpc", "grpc.sock");
-    let metrics = listeners("metrics", "metrics.sock");
-    report_clashes(&used);
-    let is_none = |key| fields.get(key).is_some_and(|list| list.is_list() && list.items().is_empty());
-    if is_none("http") && is_none("grpc") {
+    let in_run_dir = |name: &str| Address::Unix(run_dir.join(name));
+    let default = |key| in_run_dir(&format!("{key}.sock"));
+    let of_run_dir = |name, by: &str| UsedAddress { address: in_run_dir(name), by: by.to_owned() };
+    let mut used = vec![
+        of_run_dir(CONTROL_SOCKET, "the supervisor's control socket"),
+        of_run_dir(PRIVATE, "the supervisor's own folder"),
+    ];
+    for key in KEYS.into_iter().filter(|key| fields.get(key).is_none()) {
+        used.push(UsedAddress { address: default(key), by: format!("the default of listen.{key}") });
+    }
+    let mut listeners = |key| match fields.get(key) {
+        Some(list) => {
+            list.items().iter().filter_map(|item| listener(item, run_dir, &mut used, context)).collect()
+        }
+        None => vec![plain(default(key))],
+    };
+    let [http, grpc, metrics]: [Vec<Listener>; 3] = KEYS.map(&mut listeners);
+    let is_empty = |key| fields.get(key).is_some_and(|list| list.is_list() && list.items().is_empty());
+    if is_empty("http") && is_empty("grpc") {
         fields.fault("http", "neither http nor grpc has an address for clients; give at least one");
     }
     ListenConfig { http, grpc, metrics }
-}
-
-fn listeners<'a>(
-    (fields, key): (&Fields<'a>, &'static str),
-    default: &str,
-    run_dir: &Path,
-    used: &mut Vec<UsedAddress<'a>>,
-    context: &Context<'_>,
-) -> Vec<Listener> {
-    let Some(list) = fields.get(key) else {
-        let address = Address::Unix(run_dir.join(default));
-        let by = format!("the default of listen.{key}");
-        used.push(UsedAddress { address: address.clone(), by, value: None });
-        return vec![plain(address)];
-    };
-    let Some(items) = list.limited_items("listeners") else { return Vec::new() };
-    let mut listeners = Vec::new();
-    for item in items {
-        if let Some((address, listener)) = listener(&item, run_dir, context) {
-            let by = format!("{} in line {}", item.path(), item.line());
-            used.push(UsedAddress { address, by, value: Some(item) });
-            listeners.push(listener);
-        }
-    }
-    listeners
 }
 
 fn plain(address: Address) -> Listener {
@@ -80,93 +61,86 @@ fn plain(address: Address) -> Listener {
     }
 }
 
-fn listener(item: &Value<'_>, run_dir: &Path, context: &Context<'_>) -> Option<(Address, Listener)> {
-    if item.is_scalar() {
-        let address = item.parsed(|text| address(text, run_dir))?;
-        return Some((address.clone(), plain(address)));
-    }
-    let fields = item.fields();
-    let written = fields.required("address", "give for example `unix:x.sock` or `127.0.0.1:8000`")?;
-    let address = written.parsed(|text| address(text, run_dir))?;
-    let listener = match address.clone() {
-        Address::Unix(path) => unix(&fields, path, context),
-        Address::Tcp(address) => tcp(&fields, address, context)?,
+fn listener(
+    item: &Value<'_>,
+    run_dir: &Path,
+    used: &mut Vec<UsedAddress>,
+    context: &Context<'_>,
+) -> Option<Listener> {
+    let fields = (!item.is_scalar()).then(|| item.fields());
+    let written = match &fields {
+        None => item.clone(),
+        Some(fields) => fields.required("address", "give for example `unix:x.sock` or `127.0.0.1:8000`")?,
     };
-    Some((address, listener))
-}
-
-fn group(value: &Value<'_>, context: &Context<'_>) -> Option<String> {
-    let name = value.text()?;
-    peers::check_known(value, AccountKind::Group, name, context);
-    Some(name.to_owned())
+    let address = written.parsed(|text| address(text, run_dir))?;
+    if let Some(UsedAddress { by, .. }) = used.iter().find(|other| clash(&other.address, &address)) {
+        item.fault(format!("{by} has the same address; use different addresses"));
+    }
+    let by = format!("{} in line {}", item.path(), item.line());
+    used.push(UsedAddress { address: address.clone(), by });
+    Some(match (fields, address) {
+        (None, address) => plain(address),
+        (Some(fields), Address::Unix(path)) => unix(&fields, path, context),
+        (Some(fields), Address::Tcp(address)) => tcp(&fields, address, context),
+    })
 }
 
 fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
-    for key in ["tls", "tokens"] {
-        fields.forbidden(key, "only TCP addresses have this; remove the key, or use `users` and `groups`");
-    }
+    fields.forbid(
+        &["tls", "tokens"],
+        "only TCP addresses have this, and `users` and `groups` restrict a Unix socket",
+    );
     Listener::Unix {
         path,
         mode: fields.optional("mode", file_mode).filter(|mode| *mode != SOCKET_MODE),
-        group: fields.optional("group", |value| group(value, context)),
+        group: fields.optional("group", |value| {
+            let name = value.text()?;
+            peers::check_known(value, AccountKind::Group, name, context);
+            Some(name.to_owned())
+        }),
         peers: peers::peers(fields, context),
     }
 }
 
-fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Option<Listener> {
-    for key in ["mode", "group"] {
-        fields.forbidden(key, "only Unix sockets have this; remove the key");
-    }
-    for key in ["users", "groups"] {
-        fields.forbidden(key, "only Unix sockets identify users; remove the key, or use `tokens`");
-    }
-    let tls = match fields.get("tls") {
-        Some(value) => Some(tls(&value, context)?),
-        None => None,
-    };
-    let tokens = match fields.get("tokens") {
-        Some(value) => Some(file(&value, context)?),
-        None => None,
-    };
-    Some(Listener::Tcp { address, tls, tokens })
+fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Listener {
+    fields.forbid(&["mode", "group"], "only Unix sockets have this");
+    fields
+        .forbid(&["users", "groups"], "only Unix sockets identify users, and `tokens` identify TCP clients");
+    let tls = fields.optional("tls", |value| Some(tls(&value.fields(), context)));
+    Listener::Tcp { address, tls, tokens: fields.optional("tokens", |value| file(value, context)) }
 }
 
-fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
-    let fields = value.fields();
-    let needed =
-        |key| fields.required(key, "give a file in PEM format").and_then(|value| file(&value, context));
-    let (certificate, key) = (needed("certificate"), needed("key"));
-    let client_ca = match fields.get("client_ca") {
-        Some(value) => Some(file(&value, context)?),
-        None => None,
+fn tls(fields: &Fields<'_>, context: &Context<'_>) -> Tls {
+    let needed = |key| {
+        let value = fields.required(key, "give a file in PEM format")?;
+        file(&value, context)
     };
-    Some(Tls { certificate: certificate?, key: key?, client_ca })
+    // A missing file is a fault, so that the empty path has no effect.
+    let (certificate, key) = (needed("certificate"), needed("key"));
+    Tls {
+        certificate: certificate.unwrap_or_default(),
+        key: key.unwrap_or_default(),
+        client_ca: fields.optional("client_ca", |value| file(value, context)),
+    }
 }
 
 /// Reads the path of a file and returns the absolute path. The file must exist.
 fn file(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
-    let path = context.resolve(value.text()?);
+    let path = context.path(value)?;
     if let Err(error) = usable(&path) {
         value.fault(format!("cannot use {}: {error}; correct the path or the file", path.display()));
-        return None;
     }
     Some(absolute(&path))
 }
 
 fn file_mode(value: &Value<'_>) -> Option<u32> {
     let text = value.text()?;
-    if value.is_plain() {
-        value.fault(format!(
-            "YAML reads {text} without quotes as a decimal number; use an octal mode in quotes, for example \"0660\""
-        ));
-        return None;
-    }
-    let is_octal = matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+    // YAML reads a mode without quotes as a decimal number.
+    let is_octal =
+        !value.is_plain() && matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
     if mode.is_none() {
-        value.fault(format!(
-            "invalid file mode `{text}`; use a 0 and three octal digits, for example \"0660\""
-        ));
+        value.fault(format!("invalid file mode {text}; use an octal mode in quotes, for example \"0660\""));
     }
     mode
 }
@@ -185,10 +159,8 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     }
     // The same path may be written in different ways, for example with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
-    // If the path of the run directory is itself too long, only `run_dir` gets a fault.
-    let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
     let length = path.as_os_str().len();
-    if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
+    if length > MAX_SOCKET_PATH {
         let path = path.display();
         return Err(format!(
             "the path is too long for a Unix socket: {path} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
@@ -196,23 +168,6 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
         ));
     }
     Ok(Address::Unix(path))
-}
-
-fn report_clashes(used: &[UsedAddress<'_>]) {
-    for (index, second) in used.iter().enumerate() {
-        let Some(first) = used[..index].iter().find(|first| clash(&first.address, &second.address)) else {
-            continue;
-        };
-        match (&second.value, &first.value) {
-            (Some(value), _) => value.fault(same_address(first)),
-            (None, Some(value)) => value.fault(same_address(second)),
-            (None, None) => {}
-        }
-    }
-}
-
-fn same_address(other: &UsedAddress<'_>) -> String {
-    format!("{} has the same address; use different addresses", other.by)
 }
 
 fn clash(first: &Address, second: &Address) -> bool {

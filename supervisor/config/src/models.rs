@@ -5,11 +5,13 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 
+use super::host::Host;
 use super::keys::{HANDOVERS, STANDBYS};
 use super::reader::{Fields, Value};
+use super::render::quoted;
 use super::types::{
-    ControllerConfig, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, ModelConfig, Partitioning,
-    SloTarget, WarmupConfig, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
+    WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
@@ -24,7 +26,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     let gpus = sections.gpus;
     let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
-    let Some(items) = list.limited_items("models") else { return Vec::new() };
+    let items = list.items();
     let mut models: Vec<ModelConfig> = Vec::new();
     for item in &items {
         let fields = item.fields();
@@ -44,39 +46,40 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
 }
 
 /// Reads a model. The initial share is set later, when all models have been read.
-fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
+pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
-    let gpu_auto = gpu_auto(fields, gpus);
-    let gpu = if gpu_auto { 0 } else { gpu(fields, gpus) };
-    let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
+    let ModelGpu { index, is_auto } = fields.read("gpu", |value| gpu(value, gpus));
+    let gpu = gpus.get(index);
+    let (engine, inputs) = engine::engine(fields, gpu, limits, context);
     let name = name(fields);
-    let profile =
-        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.resolve(path))));
-    let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
+    let profile = fields.get("profile").and_then(|value| Some((context.path(&value)?, value)));
+    let read = profile.as_ref().and_then(|(path, value)| profile::load(value, path, context));
     let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
     let slo = slo(fields);
+    let (latency, percentile) = (units::show_duration(slo.latency), slo.percentile);
+    fields.show("slo", format!("{{latency: {latency}, percentile: {percentile}}}"));
     let warmed = warmup::WarmupModel { engine: &engine, limits, inputs: &inputs };
     let warmup = warmup::warmup(fields, &warmed, context);
     if let Some(profile) = &read {
-        note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
+        note_hopeless(fields, &slo, profile, gpu, context);
         note_other_shapes(fields, &warmup, profile, context);
     }
     ModelConfig {
         name,
-        gpu,
-        gpu_auto,
+        gpu: index,
+        gpu_auto: is_auto,
         profile: read,
-        profile_path: profile.map(|(_, path)| absolute(&path)),
-        share: shares::share(fields, gpus.get(gpu)),
+        profile_path: profile.map(|(path, _)| absolute(&path)),
+        share: shares::share(fields, gpu),
         slo,
         batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
-        priority: priority(fields, gpus.get(gpu), controller, context),
-        handover: handover(fields),
+        priority: priority(fields, gpu, controller, context),
+        handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
         standby: fields.read("standby", |value| value.one_of(&STANDBYS)),
-        cpus: fields.read("cpus", |value| cpus(value, context)),
-        memory_limit: memory_limit(fields, gpus.get(gpu), context),
+        cpus: fields.read("cpus", |value| Some(cpus(value, context))),
+        memory_limit: memory_limit(fields, gpu, context),
         warmup,
         engine,
         broken: broken(context, first_file_fault),
@@ -93,65 +96,62 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 const MAX_NAME: usize = 128;
 
 /// Reads a model's name. If the name is missing, records a fault and returns an empty name.
-fn name(fields: &Fields<'_>) -> String {
-    let is_name = |name: &str| {
-        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
-    };
-    if let Some(value) = fields.get("name") {
-        let name = value.text().unwrap_or_default();
-        if !name.is_empty() && !is_name(name) {
-            value.fault(format!(
-                "invalid model name `{name}`; use at most {MAX_NAME} letters, digits, `.`, `_` and `-`"
-            ));
-        }
-        return name.to_owned();
-    }
-    let Some(path) = fields.get("path") else {
+pub(super) fn name(fields: &Fields<'_>) -> String {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    let given = fields.get("name");
+    let Some(value) = given.clone().or_else(|| fields.get("path")) else {
         fields.fault("name", "missing; a model without a path needs a name, for example `name: echo`");
         return String::new();
     };
-    let stem = path.word().and_then(engine::stem).unwrap_or_default();
-    if !stem.is_empty() && !is_name(&stem) {
-        let message = format!(
-            "the file's stem `{stem}` is not a valid model name; give a `name` of letters, digits, `.`, `_` and `-`"
-        );
-        path.fault(message);
-    }
-    stem
-}
-
-/// Returns whether `gpu` is `auto`. If it is and the GPUs are of different kinds, records a fault,
-/// because the model's other settings must be valid on each GPU.
-fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
-    let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
-    let kind = |gpu: &GpuConfig| match gpu {
-        GpuConfig::Emulated { .. } => None,
-        GpuConfig::Cuda { partition, .. } => Some(*partition),
+    let name = match given {
+        Some(value) => value.text().map(str::to_owned),
+        None => value.word().and_then(engine::stem),
     };
-    if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
-        value.fault(
-            "`auto` needs GPUs of one kind; make all of them emulated or give all the same `partition`",
-        );
+    let name = name.unwrap_or_default();
+    let is_name = name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(&name[..], "." | "..");
+    if !is_name {
+        value.fault(format!(
+            "invalid model name `{name}`; give a `name` of at most {MAX_NAME} letters, digits, `.`, `_` and `-`"
+        ));
     }
-    true
+    fields.show("name", quoted(&name));
+    name
 }
 
-fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
-    fields.read("gpu", |value| {
-        if let Some(advice) = value.similar_word(&["auto"]) {
-            value.fault(advice);
-            return None;
+/// The GPU on which a model runs.
+struct ModelGpu {
+    /// The index, or 0 for `gpu: auto`.
+    index: usize,
+    is_auto: bool,
+}
+
+/// Reads the GPU of a model. If it is `auto` and the GPUs are of different kinds, records a fault,
+/// because the model's other settings must be valid on each GPU.
+fn gpu(value: &Value<'_>, gpus: &[GpuConfig]) -> Option<ModelGpu> {
+    if value.word() == Some("auto") {
+        let kind = |gpu: &GpuConfig| match gpu {
+            GpuConfig::Emulated { .. } => None,
+            GpuConfig::Cuda { partition, .. } => Some(*partition),
+        };
+        if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
+            value.fault(
+                "`auto` needs GPUs of one kind; make all of them emulated or give all the same `partition`",
+            );
         }
-        let index = value.whole()?;
-        if index >= gpus.len() && !gpus.is_empty() {
-            let last = gpus.len() - 1;
-            value.fault(format!(
-                "GPU {index} not found; use an index from 0 to {last}, the positions in the list `gpus`"
-            ));
-        }
-        Some(index)
-    })
+        return Some(ModelGpu { index: 0, is_auto: true });
+    }
+    if let Some(advice) = value.similar_word(&["auto"]) {
+        value.fault(advice);
+        return None;
+    }
+    let index = value.whole()?;
+    if index >= gpus.len() && !gpus.is_empty() {
+        let last = gpus.len() - 1;
+        value.fault(format!(
+            "GPU {index} not found; use an index from 0 to {last}, the positions in the list `gpus`"
+        ));
+    }
+    Some(ModelGpu { index, is_auto: false })
 }
 
 fn slo(fields: &Fields<'_>) -> SloTarget {
@@ -159,30 +159,19 @@ fn slo(fields: &Fields<'_>) -> SloTarget {
     let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
-        return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
+        return SloTarget { latency: value.duration().unwrap_or(placeholder.latency), ..placeholder };
     }
-    let slo = value.fields();
-    let given =
-        slo.required("latency", "give the time within which requests must be answered, for example 20ms");
-    SloTarget {
-        latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
-        percentile: slo.read("percentile", percentile),
-    }
+    let keys = value.fields();
+    keys.required("latency", "give the time within which requests must be answered, for example 20ms");
+    slo_of(&keys, placeholder)
 }
 
-/// Reads a percentile. Records a fault if the value is below 1, because the operator probably meant
-/// a fraction.
-fn percentile(value: &Value<'_>) -> Option<f64> {
-    let given = value.word().filter(|_| value.is_plain()).and_then(|text| text.parse().ok());
-    let fraction = given.filter(|given: &f64| 0.0 < *given && *given < 1.0);
-    if let Some(given) = fraction {
-        // Without rounding, the fraction 0.999 would not become exactly 99.9 %, because 0.999 has
-        // no exact binary form.
-        let percent = (given * 1e8).round() / 1e6;
-        value.fault(format!("{given} is a fraction; use {percent}, in percent"));
-        return None;
+/// Returns `slo` with the values of these keys.
+pub(super) fn slo_of(keys: &Fields<'_>, slo: SloTarget) -> SloTarget {
+    SloTarget {
+        latency: keys.optional("latency", Value::duration).unwrap_or(slo.latency),
+        percentile: keys.optional("percentile", Value::number).unwrap_or(slo.percentile),
     }
-    value.number()
 }
 
 /// Adds a note if even the whole GPU is too slow for the SLO. In the worst case a request waits for
@@ -234,15 +223,6 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profi
     }
 }
 
-fn latency(value: &Value<'_>) -> Option<Duration> {
-    let latency = value.parsed(units::duration)?;
-    if latency.is_zero() {
-        value.fault("the latency must be above zero; use for example 20ms");
-        return None;
-    }
-    value.duration()
-}
-
 fn priority(
     fields: &Fields<'_>,
     gpu: Option<&GpuConfig>,
@@ -260,35 +240,20 @@ fn priority(
     priority
 }
 
-fn handover(fields: &Fields<'_>) -> HandoverMode {
-    fields.read("handover", |value| {
-        if value.word() == Some("restart") {
-            value.fault("`handover: restart` was removed; write `handover: auto`, or `handover: shadow`");
-            return None;
-        }
-        value.one_of(&HANDOVERS)
-    })
-}
-
-fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
-    for item in value.items() {
+fn cpus(value: &Value<'_>, context: &Context<'_>) -> Vec<usize> {
+    let mut cpus = value.distinct(|item| {
         let cpu = item.whole()?;
-        if cpus.contains(&cpu) {
-            item.fault(format!("core {cpu} is already in the list; list each core once"));
-            return None;
-        }
-        if let Some(cores) = context.host.cores()
+        if let Some(cores) = context.host.as_ref().and_then(Host::cores)
             && !cores.iter().any(|range| range.contains(&cpu))
         {
             let cores: Vec<_> =
                 cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
-            context.host_fault(&item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
+            context.host_fault(item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
         }
-        cpus.push(cpu);
-    }
+        Some(cpu)
+    });
     cpus.sort_unstable();
-    Some(cpus)
+    cpus
 }
 
 fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<'_>) -> Option<u64> {

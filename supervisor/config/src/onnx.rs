@@ -6,8 +6,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::onnx::{self, AxisProto, GraphHeader, ModelHeader, ValueInfoProto};
-use shadowslice_shared::tensor::Datatype;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 /// The largest part of a file that the check reads, in bytes. It skips the data of tensors, so even
 /// large models need only some MB.
@@ -21,7 +22,7 @@ pub(super) struct OnnxFile {
     pub(super) external_files: BTreeSet<PathBuf>,
 }
 
-/// An input as the model's file declares it.
+/// An input as the model's file or `tensors` declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OnnxInput {
     pub(super) name: String,
@@ -29,9 +30,19 @@ pub(super) struct OnnxInput {
     pub(super) datatype: Option<Datatype>,
     /// The shape, with -1 for each free axis. `None` if the number of axes is unknown.
     pub(super) shape: Option<Vec<i64>>,
+    /// True if `shape` does not include the batch axis.
+    pub(super) is_row: bool,
     /// True if the file has a default value for the input. In older versions of the format, every
     /// constant is also an input with a default value.
     pub(super) has_default: bool,
+}
+
+impl OnnxInput {
+    /// Returns the input of an emulated model's tensor.
+    pub(super) fn of_tensor(EchoTensor { input, .. }: &EchoTensor) -> Self {
+        let TensorSpec { name, datatype, shape } = input.clone();
+        Self { name, datatype: Some(datatype), shape: Some(shape), is_row: true, has_default: false }
+    }
 }
 
 /// Reads the file of a model.
@@ -77,7 +88,7 @@ fn inputs(graph: GraphHeader) -> Vec<OnnxInput> {
         let tensor = kind.unwrap_or_default().tensor.unwrap_or_default();
         let shape = tensor.shape.map(|shape| shape.axes.into_iter().map(axis).collect());
         let has_default = constants.contains(&name);
-        OnnxInput { name, datatype: datatype_of(tensor.element), shape, has_default }
+        OnnxInput { name, datatype: onnx::datatype_of(tensor.element), shape, is_row: false, has_default }
     };
     graph.inputs.into_iter().map(input).collect()
 }
@@ -85,27 +96,6 @@ fn inputs(graph: GraphHeader) -> Vec<OnnxInput> {
 /// Returns the length of an axis, or -1 if the axis is free.
 fn axis(AxisProto { length }: AxisProto) -> i64 {
     if length > 0 { length } else { -1 }
-}
-
-/// Returns the datatype for a number of `TensorProto.DataType`.
-fn datatype_of(number: i32) -> Option<Datatype> {
-    match number {
-        1 => Some(Datatype::Fp32),
-        2 => Some(Datatype::Uint8),
-        3 => Some(Datatype::Int8),
-        4 => Some(Datatype::Uint16),
-        5 => Some(Datatype::Int16),
-        6 => Some(Datatype::Int32),
-        7 => Some(Datatype::Int64),
-        8 => Some(Datatype::Bytes),
-        9 => Some(Datatype::Bool),
-        10 => Some(Datatype::Fp16),
-        11 => Some(Datatype::Fp64),
-        12 => Some(Datatype::Uint32),
-        13 => Some(Datatype::Uint64),
-        16 => Some(Datatype::Bf16),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -160,6 +150,7 @@ mod tests {
             name: name.to_owned(),
             datatype,
             shape,
+            is_row: false,
             has_default,
         };
         assert_eq!(

@@ -4,9 +4,6 @@ use super::Context;
 use super::host::AccountKind;
 use super::reader::{Fields, Value};
 
-/// The largest number of names in one list.
-pub(super) const MAX_ACCOUNTS: usize = 256;
-
 /// The peers that have a permission. A client on a Unix socket is identified by its user and
 /// groups, and a client on TCP by its name. The supervisor looks up users and groups when it
 /// starts.
@@ -41,40 +38,33 @@ pub enum AllowedClients {
     Only(Peers),
 }
 
-/// Reads the lists for Unix sockets. Returns `None` if the map has neither `users` nor `groups`.
+/// Reads the lists that the table allows in a map. Returns `None` if the map has none of them.
 pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers> {
     let list = |key, kind| fields.get(key).map(|value| accounts(&value, kind, context));
-    match (list("users", AccountKind::User), list("groups", AccountKind::Group)) {
-        (None, None) => None,
-        (users, groups) => Some(Peers {
-            users: users.unwrap_or_default(),
-            groups: groups.unwrap_or_default(),
-            clients: Vec::new(),
-        }),
-    }
+    let (users, groups) = (list("users", AccountKind::User), list("groups", AccountKind::Group));
+    let clients = if fields.names().contains(&"clients") { fields.get("clients") } else { None };
+    let clients = clients.map(|list| {
+        let items = list.items();
+        let mut names: Vec<_> = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
+        names.sort_unstable();
+        names
+    });
+    let is_given = users.is_some() || groups.is_some() || clients.is_some();
+    is_given.then(|| Peers {
+        users: users.unwrap_or_default(),
+        groups: groups.unwrap_or_default(),
+        clients: clients.unwrap_or_default(),
+    })
 }
 
-/// Reads a map with at least one of the lists `users` and `groups`.
+/// Reads a map with at least one list.
 pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
-    let peers = peers(&value.fields(), context);
+    let fields = value.fields();
+    let peers = peers(&fields, context);
     if peers.is_none() && value.is_map() {
-        value.fault("the map has no list; give `users`, `groups` or both");
+        value.fault(format!("the map has no list; use one of {}", fields.names().join(", ")));
     }
     peers
-}
-
-/// Reads a map with at least one of the lists `users`, `groups` and `clients`.
-fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
-    let fields = value.fields();
-    let (peers, clients) = (peers(&fields, context), fields.get("clients"));
-    if peers.is_none() && clients.is_none() {
-        value.fault("the map has no list; give `users`, `groups` or `clients`");
-        return None;
-    }
-    let items = clients.and_then(|list| list.limited_items("names")).unwrap_or_default();
-    let mut clients: Vec<_> = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
-    clients.sort_unstable();
-    Some(Peers { clients, ..peers.unwrap_or_default() })
 }
 
 /// Reads a map of lists, or a scalar. `plain` converts the scalar to true (everybody) or false
@@ -85,13 +75,13 @@ pub(super) fn access(
     plain: impl Fn(&Value<'_>) -> Option<bool>,
 ) -> Option<AllowedClients> {
     if value.is_map() {
-        return listed_clients(value, context).map(AllowedClients::Only);
+        return listed(value, context).map(AllowedClients::Only);
     }
     plain(value).map(|yes| if yes { AllowedClients::Everybody } else { AllowedClients::Nobody })
 }
 
 fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {
-    let items = list.limited_items("names").unwrap_or_default();
+    let items = list.items();
     let known = |item: &Value<'_>, account: &Account| {
         if let Account::Name(name) = account {
             check_known(item, kind, name, context);
@@ -104,7 +94,7 @@ fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<A
 }
 
 pub(super) fn check_known(value: &Value<'_>, kind: AccountKind, name: &str, context: &Context<'_>) {
-    if !context.host.has_account(kind, name) {
+    if context.host.as_ref().is_some_and(|host| !host.has_account(kind, name)) {
         let kind = kind.name();
         context.host_fault(value, format!("{kind} `{name}` not found; create it, or correct the name"));
     }

@@ -25,7 +25,7 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
                 "cannot use {}: {source}; put the profile there, correct the path or remove the key",
                 path.display()
             );
-            context.file_faults.borrow_mut().push(value.describe(message));
+            context.file_fault(value, message);
             None
         }
         Err(ConfigError::Faults(faults)) => {
@@ -110,9 +110,7 @@ fn source(profile: &Fields<'_>) -> Option<ProfileSource> {
         });
         return Some(ProfileSource::Measured { device: device?, driver: driver?, date: date? });
     }
-    for key in details {
-        fields.forbidden(key, "only a measured profile has this; remove the key, or use `kind: measured`");
-    }
+    fields.forbid(&details, "only a measured profile has this");
     Some(ProfileSource::Illustrative)
 }
 

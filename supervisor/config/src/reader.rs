@@ -8,9 +8,9 @@ use std::time::Duration;
 use strsim::levenshtein;
 
 use super::faults::{ConfigFault, FaultLog, Position};
-use super::keys::{Key, KeyDefault, Kind, NumberRange, Words};
+use super::keys::{Items, Key, Kind, NumberRange, Words};
 use super::units::{self, show_duration, show_size};
-use super::yaml::{self, YamlContent, YamlEntry, YamlNode};
+use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
 /// A value in the tree, with its path and its kind in the table of keys.
 #[derive(Debug, Clone)]
@@ -106,33 +106,46 @@ impl<'a> Value<'a> {
         Value { node, kind: self.kind.of_key(key), path: join(&self.path, key), log: self.log }
     }
 
-    /// Returns the items of a list. If the value is not a list, records a fault and returns no
-    /// items.
+    /// Returns the items of a list. If the value is not a list, or the table does not allow this
+    /// number of items, records a fault and returns no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
-        match &self.node.content {
-            YamlContent::List(items) => {
-                let (kind, _) = self.kind.items();
-                let item = |(index, node)| {
-                    let path = format!("{}[{index}]", self.path);
-                    Value { node, kind, path, log: self.log }
-                };
-                items.iter().map(|node| &**node).enumerate().map(item).collect()
-            }
-            _ => {
-                self.wrong("a list");
-                Vec::new()
-            }
+        let YamlContent::List(items) = &self.node.content else {
+            self.wrong("a list");
+            return Vec::new();
+        };
+        let &Items { ref kind, least, most } = self.kind.items();
+        if !(least..=most).contains(&items.len()) {
+            self.fault(match items.len() {
+                0 => "the list is empty; add an item, or remove the key".to_owned(),
+                few if few < least => format!("the list has too few items: {few}; use at least {least}"),
+                many => format!("the list has too many items: {many}; use at most {most}"),
+            });
+            return Vec::new();
         }
+        let item = |(index, node)| {
+            let path = format!("{}[{index}]", self.path);
+            Value { node, kind, path, log: self.log }
+        };
+        items.iter().map(|node| &**node).enumerate().map(item).collect()
     }
 
-    /// Returns the items of a list. If there are more items than the table allows, records a fault.
-    pub(super) fn limited_items(&self, what: &str) -> Option<Vec<Value<'a>>> {
-        let (items, (_, most)) = (self.items(), self.kind.items());
-        if items.len() > most {
-            self.fault(format!("too many {what}: {}; at most {most} are allowed", items.len()));
-            return None;
+    /// Returns the values of a list's items without those that have a fault. Records a fault for each
+    /// value that occurs twice.
+    pub(super) fn distinct<T: PartialEq>(&self, read: impl Fn(&Value<'a>) -> Option<T>) -> Vec<T> {
+        let mut values = Vec::new();
+        for item in self.items() {
+            let Some(value) = read(&item) else { continue };
+            if values.contains(&value) {
+                item.fault("this is already in the list; remove it");
+            }
+            values.push(value);
         }
-        Some(items)
+        values
+    }
+
+    /// Sets the YAML that [`render`](super::render()) writes instead of this value.
+    pub(super) fn show(&self, yaml: String) {
+        self.log.show(self.node.at, &self.path, yaml);
     }
 
     /// Returns a text. Records a fault if the text is empty or contains a control character.
@@ -225,10 +238,7 @@ impl<'a> Value<'a> {
             YamlContent::Scalar { text, plain: true } if text == "true" => Some(true),
             YamlContent::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
-                match self.similar_word(&["true", "false"]) {
-                    Some(advice) => self.fault(advice),
-                    None => self.wrong("true or false"),
-                }
+                self.wrong("true or false");
                 None
             }
         }
@@ -277,15 +287,38 @@ impl<'a> Value<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Returns the names of the keys that the table allows.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        self.keys.iter().map(|key| key.name).collect()
+    }
+
     fn key(&self, name: &str) -> &'static Key {
         let key = self.keys.iter().find(|key| key.name == name);
         key.expect("the table has each key that is read")
     }
 
     pub(super) fn get(&self, name: &'static str) -> Option<Value<'a>> {
+        let value = self.written(name);
+        if let (None, Some(at)) = (&value, self.at) {
+            self.log.missing(at, join(&self.path, name));
+        }
+        value
+    }
+
+    fn written(&self, name: &'static str) -> Option<Value<'a>> {
         let kind = &self.key(name).kind;
         let entry = self.entries.iter().find(|entry| entry.key == name)?;
         Some(Value { node: &entry.node, kind, path: join(&self.path, name), log: self.log })
+    }
+
+    /// Sets the YAML that [`render`](super::render()) writes for a key, whether or not the document has
+    /// the key.
+    pub(super) fn show(&self, name: &'static str, yaml: String) {
+        match (self.written(name), self.at) {
+            (Some(value), _) => value.show(yaml),
+            (None, Some(at)) => self.log.show(at, &join(&self.path, name), yaml),
+            (None, None) => {}
+        }
     }
 
     pub(super) fn required(&self, key: &'static str, why: &str) -> Option<Value<'a>> {
@@ -296,9 +329,10 @@ impl<'a> Fields<'a> {
         value
     }
 
-    pub(super) fn forbidden(&self, key: &'static str, why: &str) {
-        if let Some(value) = self.get(key) {
-            value.fault(why);
+    /// Records a fault for each of these keys that the map has.
+    pub(super) fn forbid(&self, keys: &[&'static str], why: &str) {
+        for value in keys.iter().filter_map(|key| self.written(key)) {
+            value.fault(format!("{why}; remove the key"));
         }
     }
 
@@ -311,11 +345,8 @@ impl<'a> Fields<'a> {
 
     /// Returns the default of a key in the table.
     pub(super) fn default<T>(&self, name: &'static str, read: impl Fn(&Value<'_>) -> Option<T>) -> T {
-        let Key { kind, default: KeyDefault::Value(text), .. } = self.key(name) else {
-            unreachable!("only keys with a default are read with it: {name}")
-        };
-        let log = FaultLog::new(Path::new(""));
-        let value = yaml::parse(text, "", &log).and_then(|node| read(&Value::root(&node, kind, &log)));
+        let (key, log) = (self.key(name), FaultLog::new(Path::new("")));
+        let value = key.default.and_then(|node| read(&Value::root(node, &key.kind, &log)));
         value.expect("the defaults in the table are valid")
     }
 
@@ -341,7 +372,7 @@ impl<'a> Fields<'a> {
 
     /// Records a fault of a key. If the key is missing, the fault gets the position of the map.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
-        match self.get(key) {
+        match self.written(key) {
             Some(value) => value.fault(message),
             None => {
                 if let Some(at) = self.at {
@@ -352,7 +383,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn join(path: &str, key: &str) -> String {
+pub(super) fn join(path: &str, key: &str) -> String {
     let key = shortened(key);
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }

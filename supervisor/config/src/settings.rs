@@ -5,15 +5,14 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::keys::ACCESS;
 use super::listen::MAX_SOCKET_PATH;
-use super::peers::{self, AllowedClients};
+use super::peers;
 use super::reader::{Fields, Value};
+use super::render::quoted;
 use shadowslice_policy::sharing::PolicyName;
 
 use super::types::{
-    Choice, ControllerConfig, LimitsConfig, ModelConfig, OnnxRuntimeConfig, ReadyConfig, Timeouts,
-    WorkersConfig,
+    Choice, ControllerConfig, LimitsConfig, ModelConfig, ReadyConfig, Timeouts, WorkersConfig,
 };
 use super::{Context, Environment, absolute};
 
@@ -28,13 +27,14 @@ pub const PRIVATE: &str = "private";
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir");
     let run_dir = match &written {
-        Some(value) => value.text().map(|text| context.resolve(text)).unwrap_or_default(),
+        Some(value) => context.path(value).unwrap_or_default(),
         None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
             root.fault("run_dir", "missing, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; give a folder for sockets, for example `run_dir: /tmp/shadowslice`");
             PathBuf::new()
         }),
     };
     let run_dir = absolute(&run_dir);
+    root.show("run_dir", quoted(&run_dir.to_string_lossy()));
     let socket = run_dir.join(CONTROL_SOCKET);
     let length = socket.as_os_str().len();
     if length > MAX_SOCKET_PATH {
@@ -50,8 +50,8 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     }
     // The default run directory is not checked. It depends on the environment, which may differ
     // when the supervisor runs.
-    if let Some(value) = written
-        && let Some(why) = context.host.refuses_run_dir(&run_dir)
+    if let (Some(value), Some(host)) = (written, &context.host)
+        && let Some(why) = (host.refuses_run_dir)(&run_dir)
     {
         context.host_fault(&value, why);
     }
@@ -70,20 +70,11 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
-/// The policies that only the simulator has.
-const SIMULATED: [&str; 6] = ["unpartitioned", "equal", "half", "priority-half", "gslice", "gpulet"];
-
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
     let fields = root.section("controller");
     let policy = fields.read("policy", |value| {
         let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
         value.parsed(|text| {
-            let name = text.split('+').next().unwrap_or_default();
-            if SIMULATED.contains(&name) {
-                return Err(format!(
-                    "only the simulator has the policy `{name}` (`shadowslice-simulate --policy {name}`); use `adaptive` or `static`"
-                ));
-            }
             if text.ends_with(Choice::FORMER_SUFFIX) {
                 context.note(value, "`+doors` is now `+admission`; the next release refuses the old suffix");
             }
@@ -101,11 +92,6 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
         }
     }
     controller
-}
-
-/// Reads which clients have the permission to load and unload models.
-pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
-    root.read("model_control", |value| peers::access(value, context, |word| word.one_of(&ACCESS)))
 }
 
 pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
@@ -151,12 +137,6 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
         }
         return found;
     }
-    let names = value.items();
-    if names.is_empty() {
-        value.fault(
-            "the list is empty; use `any`, `all` or a list of model names, for example [bert, resnet]",
-        );
-    }
     let known = |name: &Value<'_>| {
         let text = name.text()?;
         let known = models.iter().any(|model| model.name == text);
@@ -165,23 +145,17 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
         }
         known.then(|| text.to_owned())
     };
-    let mut names: Vec<_> = names.iter().filter_map(known).collect();
+    let mut names: Vec<_> = value.items().iter().filter_map(known).collect();
     names.sort_unstable();
     Some(ReadyConfig::Each(names))
 }
 
-pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntimeConfig {
-    let library = root.section("onnxruntime").optional("library", Value::text);
-    OnnxRuntimeConfig { library: library.map(|path| absolute(&context.resolve(path))) }
-}
-
 /// Reads the path of the access log. The file's folder must exist, because the supervisor creates
 /// the file but not the folder.
-pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
-    let value = root.get("access_log")?;
-    let path = absolute(&context.resolve(value.text()?));
-    if let Some(why) = context.host.refuses_log(&path) {
-        context.host_fault(&value, why);
+pub(super) fn access_log(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
+    let path = absolute(&context.path(value)?);
+    if let Some(why) = context.host.as_ref().and_then(|host| host.refuses_log(&path)) {
+        context.host_fault(value, why);
     }
     Some(path)
 }
@@ -189,15 +163,15 @@ pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<Pat
 pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     let fields = root.section("workers");
     let names = |value: &Value<'_>| {
-        let name = |item: Value<'_>| {
-            let name = item.text()?.to_owned();
-            if name.is_empty() || name.contains('=') || name.starts_with("CUDA_MPS_") {
+        let name = |item: &Value<'_>| {
+            let name = item.text()?;
+            let is_allowed = !name.contains('=') && !name.starts_with("CUDA_MPS_");
+            if !is_allowed {
                 item.fault("workers cannot inherit this variable; name one, for example `HTTPS_PROXY`");
-                return None;
             }
-            Some(name)
+            Some(name.to_owned())
         };
-        value.items().into_iter().map(name).collect()
+        value.items().iter().map(name).collect()
     };
     let mut environment: Vec<String> = fields.read("environment", names);
     environment.sort_unstable();

@@ -86,13 +86,10 @@ pub(super) fn check_sums(models: &[ModelConfig], items: &[Value<'_>], gpus: usiz
             before > 100
         });
         if let Some((_, item)) = over {
-            let named = on_gpu.iter().take(MAX_NAMED);
-            let parts: Vec<_> =
-                named.map(|(model, _)| format!("{} {}", model.name, model.share.min)).collect();
-            let more = if on_gpu.len() > MAX_NAMED { ", ..." } else { "" };
+            let names: Vec<_> = on_gpu.iter().map(|(model, _)| &model.name[..]).take(MAX_NAMED).collect();
             written(item).as_ref().unwrap_or(item).fault(format!(
-                "the share.min of the models on GPU {gpu} add up to {sum}% ({}{more}), more than 100%; lower one or use another GPU",
-                parts.join(", ")
+                "the share.min of the models on GPU {gpu} ({}) add up to {sum}%, more than 100%; lower one or use another GPU",
+                names.join(", ")
             ));
         }
     }

@@ -17,6 +17,7 @@ pub use model::*;
 
 use super::faults::ConfigFault;
 use super::peers::{AllowedClients, Peers};
+use super::render::Document;
 
 /// The number of file descriptors that a supervisor without models needs, in addition to one for
 /// each connection.
@@ -68,6 +69,8 @@ pub struct Config {
     pub host_faults: Vec<ConfigFault>,
     /// Notes on settings that have no effect in this configuration or are probably wrong.
     pub notes: Vec<ConfigFault>,
+    /// The document from which the configuration was read.
+    pub document: Document,
 }
 
 impl Config {

@@ -96,12 +96,6 @@ pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
     })
 }
 
-/// Returns a sampling rate in the form that [`sample`] parses.
-pub(super) fn show_sample(sample: SampleRate) -> String {
-    let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
-    format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
-}
-
 fn show(value: u64, units: &[(&str, u64)]) -> String {
     let (unit, scale) = units
         .iter()
@@ -187,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn sampling_rates_are_read_and_written() {
+    fn sampling_rates_are_read() {
         for (text, parts) in [
             ("0%", 0),
             ("1%", 10_000),
@@ -196,8 +190,7 @@ mod tests {
             ("0.0001%", 1),
             ("12.5%", 125_000),
         ] {
-            let read = sample(text).unwrap();
-            assert_eq!((read.parts(), show_sample(read).as_str()), (parts, text));
+            assert_eq!(sample(text).map(SampleRate::parts), Ok(parts), "{text}");
         }
         for text in
             ["", "%", "1", "0.01", "101%", "100.0001%", "0.00001%", "-1%", "+1%", "1 %", "1e1%", ".5%", "5.%"]

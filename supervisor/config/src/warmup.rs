@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
+use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::errors;
 
 use super::arrays::{self, Array, ArrayFile, Arrays};
@@ -19,7 +19,7 @@ use super::{Context, absolute};
 pub(super) struct WarmupModel<'a> {
     pub(super) engine: &'a EngineConfig,
     pub(super) limits: &'a LimitsConfig,
-    /// The inputs that the model's file declares, if they are known.
+    /// The inputs that the model's file or `tensors` declares, if they are known.
     pub(super) inputs: &'a [OnnxInput],
 }
 
@@ -35,26 +35,19 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Con
     let mut inputs = BTreeMap::new();
     for (input, value) in value.any_fields() {
         let Some(given) = warmup_input(input, &value, context) else { continue };
-        let mut datatype = None;
-        if let EngineConfig::Emulated { tensors } = model.engine {
-            if let Some(shape) = &given.shape {
-                check_warmup(&value, input, shape, tensors);
-            }
-            let declared = tensors.iter().find(|tensor| tensor.input.name == input);
-            datatype = declared.map(|tensor| tensor.input.datatype);
-        }
+        let known = model.inputs.iter().find(|known| known.name == input);
         if let Some(mismatch) = model.mismatch(input, &given) {
-            context.file_fault(&value, mismatch);
+            model.fault(&value, mismatch, context);
         } else if !model.has(input) {
             let hint = match input {
                 "file" => "; for one file with all inputs, use `warmup: PATH`",
                 _ => "",
             };
             let message = format!("unknown input; the model has {}{hint}", model.names());
-            context.file_fault(&value, message);
+            model.fault(&value, message, context);
         }
         if let Some(shape) = &given.shape {
-            check_size(&value, shape, datatype, model.limits);
+            check_size(&value, shape, known.and_then(|known| known.datatype), model.limits);
         }
         inputs.insert(input.to_owned(), given);
     }
@@ -76,49 +69,52 @@ impl WarmupModel<'_> {
         self.required().collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the reason why the given shape or values do not fit the input in the model's file.
+    /// Returns the reason why the given shape or values do not fit the input in the model's file or in
+    /// `tensors`.
     fn mismatch(&self, input: &str, given: &WarmupInput) -> Option<String> {
-        let EngineConfig::OnnxRuntime { path, .. } = self.engine else { return None };
         let known = self.inputs.iter().find(|known| known.name == input)?;
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        Some(format!("{file} {}", mismatch(known, given)?))
+        let declared = match self.engine {
+            EngineConfig::OnnxRuntime { path, .. } => path.file_name()?.to_string_lossy(),
+            EngineConfig::Python { .. } | EngineConfig::Emulated { .. } => "`tensors`".into(),
+        };
+        Some(format!("{declared} {}", mismatch(known, given)?))
+    }
+
+    /// Records a fault of the model's file, or of the configuration if that declares the inputs.
+    fn fault(&self, value: &Value<'_>, message: String, context: &Context<'_>) {
+        match self.engine {
+            EngineConfig::Emulated { .. } => value.fault(message),
+            EngineConfig::OnnxRuntime { .. } | EngineConfig::Python { .. } => {
+                context.file_fault(value, message);
+            }
+        }
     }
 
     /// Returns the name of the model's input if the model has exactly one.
     fn only_input(&self) -> Option<&str> {
         let mut required = self.required();
-        match (self.engine, required.next(), required.next()) {
-            (_, Some(only), None) => Some(only),
-            (EngineConfig::Emulated { tensors }, ..) => match &tensors[..] {
-                [only] => Some(&only.input.name),
-                _ => None,
-            },
-            _ => None,
-        }
+        required.next().filter(|_| required.next().is_none())
     }
 }
 
 /// Reads the inputs in a file. If the file has a single array without a name, the array is for the
 /// model's only input.
 fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
-    let Some(named) = value.text() else { return WarmupConfig::default() };
-    let file = context.resolve(named);
+    let Some(file) = context.path(value) else { return WarmupConfig::default() };
     let path = absolute(&file);
-    let arrays = match read(value, &file, context) {
-        Some(Arrays::Named(arrays)) => arrays,
-        Some(Arrays::One(array)) => match model.only_input() {
-            Some(input) => BTreeMap::from([(input.to_owned(), array)]),
-            None => {
-                let message = format!(
-                    "{} has one array without a name; name its input with `warmup: {{INPUT: {{file: {named}}}}}`",
-                    file.display()
-                );
-                context.file_fault(value, message);
-                BTreeMap::new()
-            }
-        },
-        None => BTreeMap::new(),
-    };
+    let mut arrays = read(value, &file, context);
+    if let Some(array) = arrays.remove("") {
+        if let Some(input) = model.only_input() {
+            arrays.insert(input.to_owned(), array);
+        } else {
+            let message = format!(
+                "{} has one array without a name; name its input with `warmup: {{INPUT: {{file: {}}}}}`",
+                file.display(),
+                value.word().unwrap_or_default()
+            );
+            context.file_fault(value, message);
+        }
+    }
     if let Some(input) = arrays.keys().find(|input| !model.has(input)) {
         let (file, names) = (file.display(), model.names());
         context.file_fault(
@@ -137,15 +133,12 @@ fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>)
     WarmupConfig { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }
 
-fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays> {
-    match arrays::read(file) {
-        Ok(arrays) => Some(arrays),
-        Err(error) => {
-            let message = format!("cannot use {}: {}", file.display(), errors::chain(&error));
-            context.file_fault(value, message);
-            None
-        }
-    }
+/// Returns the arrays of a file, or none if the file cannot be used.
+fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Arrays {
+    arrays::read(file).unwrap_or_else(|error| {
+        context.file_fault(value, format!("cannot use {}: {}", file.display(), errors::chain(&error)));
+        Arrays::new()
+    })
 }
 
 /// Reads an input: a shape, one value for all elements, or a map. A map with `file` has no other
@@ -160,9 +153,7 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
     }
     let fields = value.fields();
     if let Some(file) = fields.get("file") {
-        for key in ["shape", "values", "range"] {
-            fields.forbidden(key, "the array in `file` gives shape and values; remove the key");
-        }
+        fields.forbid(&["shape", "values", "range"], "the array in `file` gives shape and values");
         let values = Some(WarmupValues::File(array_file(input, &file, context)?));
         return Some(WarmupInput { shape: None, values });
     }
@@ -170,13 +161,10 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
     let listed = fields.get("values").and_then(|value| {
         let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
         let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
-        if elements.is_empty() {
-            value.fault("the list is empty; give values, or remove the key");
-        }
-        (!elements.is_empty()).then_some(InputValues::Listed(elements))
+        Some(InputValues::Listed(elements))
     });
     if listed.is_some() {
-        fields.forbidden("range", "the input has `values` already; remove one of the two keys");
+        fields.forbid(&["range"], "the input has `values` already");
     }
     let range = fields.optional("range", range);
     Some(WarmupInput { shape, values: listed.or(range).map(WarmupValues::Written) })
@@ -185,29 +173,19 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
 /// Reads the array of one input. If the file has several arrays, uses the array with the input's
 /// name.
 fn array_file(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<ArrayFile> {
-    let file = context.resolve(value.text()?);
-    let array = match read(value, &file, context) {
-        Some(Arrays::One(array)) => Some(array),
-        Some(Arrays::Named(mut arrays)) => {
-            let array = arrays.remove(input);
-            if array.is_none() {
-                let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
-                let message = format!("{} has no array `{input}`, only {names}", file.display());
-                context.file_fault(value, message);
-            }
-            array
-        }
-        None => None,
-    };
+    let file = context.path(value)?;
+    let mut arrays = read(value, &file, context);
+    let array = arrays.remove("").or_else(|| arrays.remove(input));
+    if array.is_none() && !arrays.is_empty() {
+        let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
+        context.file_fault(value, format!("{} has no array `{input}`, only {names}", file.display()));
+    }
     Some(ArrayFile { path: absolute(&file), array })
 }
 
 fn range(value: &Value<'_>) -> Option<InputValues> {
     let items = value.items();
-    let [from, to] = &items[..] else {
-        value.fault("must be two numbers, for example [0, 255]");
-        return None;
-    };
+    let [from, to] = &items[..] else { return None };
     let (from, to) = (from.number()?, to.number()?);
     if from > to {
         value.fault("the first number is larger than the second; swap them");
@@ -230,20 +208,4 @@ fn element(value: &Value<'_>) -> Option<ElementValue> {
     Some(
         whole.map(ElementValue::Whole).or_else(number).unwrap_or_else(|| ElementValue::Text(text.to_owned())),
     )
-}
-
-fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
-    // A missing list of tensors has already been recorded as a fault.
-    if tensors.is_empty() {
-        return;
-    }
-    let Some(tensor) = tensors.iter().find(|tensor| tensor.input.name == input) else {
-        value.fault("unknown input; use an input in `tensors`");
-        return;
-    };
-    let declared = &tensor.input.shape;
-    let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
-    if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
-        value.fault(format!("the input's shape is {declared:?}; use that, with a size for each -1"));
-    }
 }

@@ -3,7 +3,6 @@
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::arrays::ArrayMismatch;
 use super::onnx::OnnxInput;
 use super::types::{WarmupInput, WarmupValues};
 
@@ -53,7 +52,7 @@ pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String>
         return Some("has a default for this input, which the warm-up uses; remove the key".to_owned());
     }
     if let (Some(expected), Some(shape)) = (&input.shape, &given.shape) {
-        let is_batched = expected.first().is_some_and(|first| *first < 0);
+        let is_batched = !input.is_row && expected.first().is_some_and(|first| *first < 0);
         let fits = shape_fits(shape, expected) || is_batched && shape_fits(shape, &expected[1..]);
         if !fits {
             let batch = if is_batched { "; omit the first axis if it is the batch" } else { "" };
@@ -66,15 +65,15 @@ pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String>
         (Some(WarmupValues::Written(values)), Some(datatype)) => {
             check_values(datatype, values).err().map(|why| format!("cannot have these values: {why}"))
         }
+        // Only a worker knows whether the arrays of an emulated model have a batch axis.
+        (Some(WarmupValues::File(_)), _) if input.is_row => None,
         (Some(WarmupValues::File(file)), Some(datatype)) => {
             let shape = input.shape.clone()?;
             let is_batched = shape.first().is_some_and(|first| *first < 0);
             let spec = TensorSpec { name: input.name.clone(), datatype, shape };
-            match file.fit(&spec, is_batched) {
-                // An unusable file has already been recorded as a fault.
-                Ok(_) | Err(ArrayMismatch::NoArray) => None,
-                Err(why) => Some(format!("cannot have the array in {}: {why}", file.path.display())),
-            }
+            // An unusable file has already been recorded as a fault.
+            let why = file.fit(&spec, is_batched).err().filter(|_| file.array.is_some())?;
+            Some(format!("cannot have the array in {}: {why}", file.path.display()))
         }
         (None, _) | (_, None) => None,
     }
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     fn input(datatype: Datatype, shape: Option<Vec<i64>>) -> OnnxInput {
-        OnnxInput { name: "x".to_owned(), datatype: Some(datatype), shape, has_default: false }
+        OnnxInput { name: "x".to_owned(), datatype: Some(datatype), shape, is_row: false, has_default: false }
     }
 
     fn of_shape(shape: &[i64]) -> WarmupInput {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
@@ -36,7 +36,7 @@ pub(super) enum YamlContent {
         text: String,
         plain: bool,
     },
-    List(Vec<Rc<YamlNode>>),
+    List(Vec<Arc<YamlNode>>),
     /// The entries of a map, in the order of the document.
     Map(Vec<YamlEntry>),
 }
@@ -45,7 +45,7 @@ pub(super) enum YamlContent {
 pub(super) struct YamlEntry {
     pub(super) key: String,
     pub(super) at: Position,
-    pub(super) node: Rc<YamlNode>,
+    pub(super) node: Arc<YamlNode>,
 }
 
 impl YamlNode {
@@ -54,58 +54,23 @@ impl YamlNode {
         matches!(&self.content, YamlContent::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 
-    pub(super) fn is_scalar(&self) -> bool {
-        matches!(self.content, YamlContent::Scalar { .. })
+    /// Returns the text of a scalar.
+    pub(super) fn text(&self) -> Option<&str> {
+        if let YamlContent::Scalar { text, .. } = &self.content { Some(text) } else { None }
+    }
+
+    /// Returns the items of a list, or none for any other value.
+    pub(super) fn items(&self) -> &[Arc<Self>] {
+        if let YamlContent::List(items) = &self.content { items } else { &[] }
+    }
+
+    /// Returns the entries of a map, or none for any other value.
+    pub(super) fn entries(&self) -> &[YamlEntry] {
+        if let YamlContent::Map(entries) = &self.content { entries } else { &[] }
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
-        let YamlContent::Map(entries) = &self.content else { return None };
-        entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
-    }
-
-    /// Returns the keys of a map.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
-        let entries = match &self.content {
-            YamlContent::Map(entries) => &entries[..],
-            YamlContent::Scalar { .. } | YamlContent::List(_) => &[],
-        };
-        entries.iter().map(|entry| entry.key.as_str())
-    }
-
-    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
-        let YamlContent::Map(entries) = &mut self.content else { return None };
-        entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
-    }
-
-    pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
-        let YamlContent::List(items) = &mut self.content else { return None };
-        items.get_mut(place).map(Rc::make_mut)
-    }
-
-    pub(super) fn remove(&mut self, key: &str) {
-        if let YamlContent::Map(entries) = &mut self.content {
-            entries.retain(|entry| entry.key != key);
-        }
-    }
-
-    pub(super) fn wrap(&mut self, key: &str) {
-        let entry = YamlEntry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
-        self.content = YamlContent::Map(vec![entry]);
-    }
-
-    /// Merges `over` into this node. Maps are merged, and any other value is replaced.
-    pub(super) fn merge(&mut self, over: &Self) {
-        let (YamlContent::Map(entries), YamlContent::Map(changes)) = (&mut self.content, &over.content)
-        else {
-            *self = over.clone();
-            return;
-        };
-        for change in changes {
-            match entries.iter_mut().find(|entry| entry.key == change.key) {
-                Some(entry) => Rc::make_mut(&mut entry.node).merge(&change.node),
-                None => entries.push(change.clone()),
-            }
-        }
+        self.entries().iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 }
 
@@ -142,7 +107,7 @@ fn end_of(text: &str) -> Position {
 
 /// Parses a document and records its faults. Returns `None` only after recording at least one
 /// fault. The fault of an empty file shows `example`.
-pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<YamlNode>> {
+pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Arc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
@@ -167,7 +132,7 @@ struct Open {
 }
 
 enum OpenKind {
-    List(Vec<Rc<YamlNode>>),
+    List(Vec<Arc<YamlNode>>),
     Map { entries: Vec<YamlEntry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
 }
 
@@ -175,7 +140,7 @@ struct Composer<'a> {
     parser: Parser<'a, StrInput<'a>>,
     log: &'a FaultLog,
     open: Vec<Open>,
-    anchors: HashMap<usize, Rc<YamlNode>>,
+    anchors: HashMap<usize, Arc<YamlNode>>,
 }
 
 impl<'a> Composer<'a> {
@@ -183,7 +148,7 @@ impl<'a> Composer<'a> {
         Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
     }
 
-    fn document(mut self, example: &str) -> Result<Rc<YamlNode>, Stop> {
+    fn document(mut self, example: &str) -> Result<Arc<YamlNode>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
             let (event, span) = event
@@ -199,7 +164,7 @@ impl<'a> Composer<'a> {
     }
 
     /// Processes a parser event. Returns the root when the root is complete.
-    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
+    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Arc<YamlNode>>, Stop> {
         match event {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
@@ -212,7 +177,7 @@ impl<'a> Composer<'a> {
                 self.close(YamlNode { at, content, values: 1 }, anchor)
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
-                Some(node) => self.place(Rc::clone(node), at),
+                Some(node) => self.place(Arc::clone(node), at),
                 None => {
                     Err((at, "the alias refers to a value that contains it; write out the value".to_owned()))
                 }
@@ -232,7 +197,7 @@ impl<'a> Composer<'a> {
         }
     }
 
-    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<YamlNode>>, Stop> {
+    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Arc<YamlNode>>, Stop> {
         if self.open.len() == MAX_DEPTH {
             return Err((at, format!("the values are nested more than {MAX_DEPTH} deep; nest them less")));
         }
@@ -243,7 +208,7 @@ impl<'a> Composer<'a> {
         Ok(None)
     }
 
-    fn end(&mut self) -> Result<Option<Rc<YamlNode>>, Stop> {
+    fn end(&mut self) -> Result<Option<Arc<YamlNode>>, Stop> {
         let Open { at, anchor, values, kind } =
             self.open.pop().expect("the parser closes only what it opened");
         let content = match kind {
@@ -253,17 +218,17 @@ impl<'a> Composer<'a> {
         self.close(YamlNode { at, content, values }, anchor)
     }
 
-    fn close(&mut self, node: YamlNode, anchor: usize) -> Result<Option<Rc<YamlNode>>, Stop> {
-        let (at, node) = (node.at, Rc::new(node));
+    fn close(&mut self, node: YamlNode, anchor: usize) -> Result<Option<Arc<YamlNode>>, Stop> {
+        let (at, node) = (node.at, Arc::new(node));
         if anchor != 0 {
-            self.anchors.insert(anchor, Rc::clone(&node));
+            self.anchors.insert(anchor, Arc::clone(&node));
         }
         self.place(node, at)
     }
 
     /// Adds a complete node or the target of an alias to the parent node. Returns the node if it is
     /// the root.
-    fn place(&mut self, node: Rc<YamlNode>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
+    fn place(&mut self, node: Arc<YamlNode>, at: Position) -> Result<Option<Arc<YamlNode>>, Stop> {
         let Some(parent) = self.open.last_mut() else {
             return Ok(Some(node));
         };

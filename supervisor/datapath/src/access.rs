@@ -6,11 +6,15 @@
 //! the log has no room, this function drops and counts the record.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
+use serde::{Serialize, Serializer};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::peer::Peer;
 use crate::trace::Journal;
@@ -21,20 +25,14 @@ const MAX_TEXT_BYTES: usize = 256;
 /// The reason in the record if the client disconnected before it had the whole response.
 const CLIENT_LEFT: &str = "client_left";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AccessProtocol {
     Http,
     Grpc,
 }
 
 impl AccessProtocol {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Grpc => "grpc",
-        }
-    }
-
     /// Returns the status code for a client that disconnected before the response: nginx's 499, or
     /// gRPC's `CANCELLED`.
     fn left(self) -> u16 {
@@ -45,28 +43,46 @@ impl AccessProtocol {
     }
 }
 
-/// The record of a request and its response.
-#[derive(Debug)]
+/// The record of a request and its response. It is logged as JSON with all fields, so that all
+/// records have the same schema.
+#[derive(Debug, Serialize)]
 pub struct AccessRecord {
     /// The time at which the first part of the request was read.
+    #[serde(serialize_with = "to_rfc3339")]
     pub time: SystemTime,
     pub protocol: AccessProtocol,
     pub method: String,
     pub path: String,
-    pub peer: Arc<Peer>,
     /// The model, if the request is an inference.
     pub model: Option<String>,
-    /// The id in the request, or the value of the header `x-request-id`.
-    pub request_id: Option<String>,
     pub code: u16,
     /// The reason for the refusal, as the metrics name it, or `CLIENT_LEFT`.
     pub reason: Option<&'static str>,
     /// The error text that the client receives, cut to `MAX_TEXT_BYTES`.
     pub error: Option<String>,
-    /// The sizes of the request's body and of the response's body, in bytes.
-    pub bytes: (u64, u64),
-    /// The time from the first part of the request to the last byte of the response.
-    pub latency: Duration,
+    /// The size of the request's body, in bytes.
+    pub bytes_in: u64,
+    /// The size of the response's body, in bytes.
+    pub bytes_out: u64,
+    /// The time from the first part of the request to the last byte of the response, in ms.
+    pub latency_ms: f64,
+    /// The address of a TCP client.
+    pub address: Option<SocketAddr>,
+    /// The user of a process that connected to a Unix socket.
+    pub uid: Option<u32>,
+    pub pid: Option<i32>,
+    /// The names in a TCP client's certificate and token.
+    pub client: Option<String>,
+    /// The id in the request, or the value of the header `x-request-id`.
+    pub request_id: Option<String>,
+}
+
+/// Serializes a time with a precision of 1 µs.
+fn to_rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    let time = OffsetDateTime::from(*time);
+    let time = time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time);
+    // Formatting fails only if the year has five digits.
+    serializer.serialize_str(&time.format(&Rfc3339).unwrap_or_default())
 }
 
 /// A function that receives records. It must not block.
@@ -179,19 +195,29 @@ impl Drop for EntryState {
         let trace = self.journal.take();
         let EntryResponse { peer, code, is_whole } = self.answer.get_mut();
         let left = (code.is_none() || !*is_whole).then_some(CLIENT_LEFT);
+        let (address, uid, pid, client) = match &**peer {
+            Peer::Unix { uid, pid, .. } => (None, Some(*uid), Some(*pid), None),
+            Peer::Tcp { address, names } => {
+                (Some(*address), None, None, (!names.is_empty()).then(|| names.join(",")))
+            }
+        };
         let record = AccessRecord {
             time: self.time,
             protocol: self.protocol,
             method: std::mem::take(&mut self.method),
             path: std::mem::take(&mut self.path),
-            peer: Arc::clone(peer),
             model: trace.model,
-            request_id: trace.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
             code: code.unwrap_or(self.protocol.left()),
             reason: trace.refusal.or(left),
             error: trace.why.map(|why| clipped(&why)),
-            bytes: (*self.received.get_mut(), *self.sent.get_mut()),
-            latency: self.began.elapsed(),
+            bytes_in: *self.received.get_mut(),
+            bytes_out: *self.sent.get_mut(),
+            latency_ms: self.began.elapsed().as_micros() as f64 / 1e3,
+            address,
+            uid,
+            pid,
+            client,
+            request_id: trace.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
         };
         (self.log.0)(&record);
     }
@@ -203,14 +229,17 @@ fn clipped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn log() -> (Arc<AccessLog>, Arc<Mutex<Vec<String>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let logged = Arc::clone(&lines);
         let sink = move |record: &AccessRecord| {
-            let AccessRecord { code, reason, error, request_id, bytes, .. } = record;
-            logged.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
+            let AccessRecord { code, reason, error, request_id, bytes_in, bytes_out, .. } = record;
+            let line = format!("{code} {reason:?} {error:?} {request_id:?} ({bytes_in}, {bytes_out})");
+            logged.lock().push(line);
         };
         (Arc::new(AccessLog::new(sink)), lines)
     }
@@ -234,6 +263,30 @@ mod tests {
         other.journal().set_id("own");
         drop(other);
         assert_eq!(*lines.lock(), ["200 None None Some(\"own\") (5, 7)"]);
+    }
+
+    #[test]
+    fn a_record_has_all_fields() {
+        let record = AccessRecord {
+            time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_123_456_789),
+            protocol: AccessProtocol::Grpc,
+            method: "POST".to_owned(),
+            path: "/x\n".to_owned(),
+            model: Some("digits".to_owned()),
+            code: 14,
+            reason: Some("late"),
+            error: Some("why".to_owned()),
+            bytes_in: 3,
+            bytes_out: 4,
+            latency_ms: 1.234,
+            address: Some("127.0.0.1:9".parse().unwrap()),
+            uid: None,
+            pid: None,
+            client: Some("ci,deploy".to_owned()),
+            request_id: None,
+        };
+        let expected = r#"{"time":"1970-01-01T00:00:01.123456Z","protocol":"grpc","method":"POST","path":"/x\n","model":"digits","code":14,"reason":"late","error":"why","bytes_in":3,"bytes_out":4,"latency_ms":1.234,"address":"127.0.0.1:9","uid":null,"pid":null,"client":"ci,deploy","request_id":null}"#;
+        assert_eq!(serde_json::to_string(&record).unwrap(), expected);
     }
 
     #[test]

@@ -6,7 +6,9 @@
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::log_throttle::LogThrottle;
 
 /// The HTTP status codes that are counted separately. One more counter counts all other codes.
 pub const HTTP_CODES: [u16; 16] =
@@ -59,13 +61,10 @@ pub struct HostCounts {
 /// The counters of the host. They are updated when requests arrive and end.
 #[derive(Debug)]
 pub struct HostCounters {
-    began: Instant,
     connections: AtomicU64,
     connections_closed: AtomicU64,
     refused: [AtomicU64; HostLimit::ALL.len()],
-    /// The time of each limit's last log message, in ms since `began`, plus 1. It is 0 if nothing
-    /// was logged.
-    logged: [AtomicU64; HostLimit::ALL.len()],
+    throttles: [LogThrottle; HostLimit::ALL.len()],
     http: [AtomicU64; HTTP_CODES.len() + 1],
     grpc: [AtomicU64; GRPC_CODES],
 }
@@ -73,11 +72,10 @@ pub struct HostCounters {
 impl Default for HostCounters {
     fn default() -> Self {
         Self {
-            began: Instant::now(),
             connections: AtomicU64::new(0),
             connections_closed: AtomicU64::new(0),
             refused: Default::default(),
-            logged: Default::default(),
+            throttles: from_fn(|_| LogThrottle::new(LOG_INTERVAL)),
             http: from_fn(|_| AtomicU64::new(0)),
             grpc: from_fn(|_| AtomicU64::new(0)),
         }
@@ -97,7 +95,7 @@ impl HostCounters {
     /// `LOG_INTERVAL`.
     pub fn count_closed(&self) {
         let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
-        if self.may_log(HostLimit::Connections) {
+        if self.throttles[HostLimit::Connections as usize].is_due() {
             tracing::warn!(
                 limit = "limits.connections",
                 closed,
@@ -110,23 +108,13 @@ impl HostCounters {
     /// Counts a refused request. Logs at most one message per `LOG_INTERVAL` and limit.
     pub fn count_refusal(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
-        if self.may_log(limit) {
+        if self.throttles[limit as usize].is_due() {
             tracing::warn!(
                 limit = format!("limits.{}", limit.name()),
                 refused,
                 "requests are refused because of a limit; raise the limit, or send fewer requests at a time"
             );
         }
-    }
-
-    /// Returns whether the last message about this limit was logged at least `LOG_INTERVAL` ago.
-    fn may_log(&self, limit: HostLimit) -> bool {
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
-        let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
-            let due = last == 0 || Duration::from_millis(now.saturating_sub(last)) >= LOG_INTERVAL;
-            due.then_some(now)
-        });
-        logged.is_ok()
     }
 
     pub fn count_http(&self, code: u16) {

@@ -5,6 +5,7 @@ pub mod access;
 pub mod clock;
 pub mod heartbeat;
 pub mod host_counters;
+pub mod log_throttle;
 pub mod peer;
 pub mod phase;
 pub mod pipeline;

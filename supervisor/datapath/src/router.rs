@@ -10,9 +10,7 @@ use shadowslice_config::ReadyConfig;
 use tokio::sync::{mpsc, watch};
 
 use crate::heartbeat::Heartbeat;
-use crate::pipeline::{
-    Answers, Delivery, Pipeline, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
-};
+use crate::pipeline::{Answers, Pipeline, RequestArrival, RequestFailure, RequestInput, RequestOptions};
 use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
 
@@ -95,29 +93,16 @@ impl Route {
         if self.relay.is_some() { Ok(()) } else { self.pipeline.ready() }
     }
 
-    /// Runs a request. See [`Pipeline::infer`].
+    /// Runs a request. See [`Pipeline::infer`]. A stream continues after the route is dropped.
     pub async fn infer(
-        &self,
-        inputs: Vec<RequestInput>,
-        options: RequestOptions,
-        arrival: RequestArrival,
-    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
-        match &self.relay {
-            None => self.pipeline.infer(inputs, options, arrival).await,
-            Some(relay) => relay.infer(inputs, options, arrival).await,
-        }
-    }
-
-    /// Starts a stream. See [`Pipeline::stream`]. The stream continues after the route is dropped.
-    pub async fn stream(
         &self,
         inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
         let answers = match &self.relay {
-            None => self.pipeline.stream(inputs, options, arrival).await,
-            Some(relay) => relay.stream(inputs, options, arrival, self.pipeline.streams()).await,
+            None => self.pipeline.infer(inputs, options, arrival).await,
+            Some(relay) => relay.infer(inputs, options, arrival, self.pipeline.streams()).await,
         };
         Ok(answers?.with_hold(self.streams_tx.clone()))
     }

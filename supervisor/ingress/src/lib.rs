@@ -23,6 +23,7 @@ mod api;
     unreachable_pub,
     unused_qualifications,
     clippy::all,
+    clippy::pedantic,
     reason = "generated from the protocol's definition"
 )]
 mod proto;

@@ -13,11 +13,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use serde::Serialize;
 use shadowslice_datapath::access::{AccessLog, AccessRecord};
-use shadowslice_datapath::peer::Peer;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use shadowslice_datapath::log_throttle::LogThrottle;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 use crate::log::finish;
@@ -68,7 +65,8 @@ impl AccessLogWriter {
             reopen: Arc::clone(&reopen),
             checked: Instant::now(),
             drops: drops.clone(),
-            logged: None,
+            logged: DroppedLines::default(),
+            throttle: LogThrottle::new(LOG_INTERVAL),
         };
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, guard) = queue.thread_name("access-log").finish(writer);
@@ -126,65 +124,11 @@ impl DropCounters {
 }
 
 fn enqueue(queue: &NonBlocking, record: &AccessRecord) {
-    let mut line = line(record);
+    // Texts and numbers can always be serialized.
+    let mut line = serde_json::to_vec(record).unwrap_or_default();
     line.push(b'\n');
     // A full queue drops and counts the line. It does not return an error.
     let _ = queue.clone().write(&line);
-}
-
-/// The fields of a line. Every line has all fields, so that all lines have the same schema.
-#[derive(Debug, Serialize)]
-struct AccessLogLine<'r> {
-    time: String,
-    protocol: &'static str,
-    method: &'r str,
-    path: &'r str,
-    model: Option<&'r str>,
-    code: u16,
-    reason: Option<&'static str>,
-    error: Option<&'r str>,
-    bytes_in: u64,
-    bytes_out: u64,
-    latency_ms: f64,
-    address: Option<String>,
-    uid: Option<u32>,
-    pid: Option<i32>,
-    client: Option<String>,
-    request_id: Option<&'r str>,
-}
-
-fn line(record: &AccessRecord) -> Vec<u8> {
-    let (address, uid, pid, client) = match &*record.peer {
-        Peer::Unix { uid, pid, .. } => (None, Some(*uid), Some(*pid), None),
-        Peer::Tcp { address, names } => {
-            let client = (!names.is_empty()).then(|| names.join(","));
-            (Some(address.to_string()), None, None, client)
-        }
-    };
-    let (bytes_in, bytes_out) = record.bytes;
-    let time = OffsetDateTime::from(record.time);
-    let time = time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time);
-    let line = AccessLogLine {
-        // Formatting fails only if the year has five digits.
-        time: time.format(&Rfc3339).unwrap_or_default(),
-        protocol: record.protocol.name(),
-        method: &record.method,
-        path: &record.path,
-        model: record.model.as_deref(),
-        code: record.code,
-        reason: record.reason,
-        error: record.error.as_deref(),
-        bytes_in,
-        bytes_out,
-        latency_ms: record.latency.as_micros() as f64 / 1000.0,
-        address,
-        uid,
-        pid,
-        client,
-        request_id: record.request_id.as_deref(),
-    };
-    // Texts and numbers can always be serialized.
-    serde_json::to_vec(&line).unwrap_or_default()
 }
 
 /// Opens the file. If the file is a named pipe, does not wait for a reader.
@@ -211,8 +155,9 @@ struct AccessLogSink {
     /// The time of the last check for a renamed file.
     checked: Instant,
     drops: DropCounters,
-    /// The time of the last log message about dropped lines, and the counts in that message.
-    logged: Option<(Instant, DroppedLines)>,
+    /// The counts in the last log message about dropped lines.
+    logged: DroppedLines,
+    throttle: LogThrottle,
 }
 
 impl Write for AccessLogSink {
@@ -282,14 +227,10 @@ impl AccessLogSink {
 
     fn log_dropped(&mut self) {
         let now = self.drops.count();
-        let (before, is_due) = match self.logged {
-            None => (DroppedLines::default(), true),
-            Some((at, before)) => (before, at.elapsed() >= LOG_INTERVAL),
-        };
-        if now == before || !is_due {
+        if now == self.logged || !self.throttle.is_due() {
             return;
         }
-        self.logged = Some((Instant::now(), now));
+        self.logged = now;
         let DroppedLines { queue_full, unwritten } = now;
         tracing::warn!(
             queue_full,

@@ -7,6 +7,7 @@
 
 #![warn(missing_docs)]
 
+pub mod backoff;
 pub mod blame;
 pub mod groups;
 pub mod latency;

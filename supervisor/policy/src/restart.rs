@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::backoff::Backoff;
+
 /// The delay after the first failure. It prevents a worker that dies immediately from keeping the host
 /// busy. The delay hardly affects clients, because the start of a worker takes much longer.
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
@@ -35,26 +37,32 @@ pub struct Retry {
 }
 
 /// The failures of a model's workers since the last answer to a batch.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Restarts {
     failures: u32,
+    backoff: Backoff,
     /// The number of consecutive requests that are proved to kill their workers.
     poisonous: u32,
+}
+
+impl Default for Restarts {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Restarts {
     /// Creates the state of a model without failures.
     pub fn new() -> Self {
-        Self::default()
+        Self { failures: 0, backoff: Backoff::new(MIN_BACKOFF, MAX_BACKOFF), poisonous: 0 }
     }
 
     /// Records that a worker died or failed to start. Returns the delay before the next start. The
     /// delay doubles with each failure.
     pub fn record_failure(&mut self) -> Retry {
-        let doublings = self.failures.min(MAX_BACKOFF.as_millis().ilog2());
         self.failures = self.failures.saturating_add(1);
         Retry {
-            after: (MIN_BACKOFF * (1 << doublings)).min(MAX_BACKOFF),
+            after: self.backoff.record_failure(),
             unready: Some(self.failures).filter(|&failures| failures >= MAX_FAILURES),
         }
     }
@@ -64,7 +72,7 @@ impl Restarts {
     /// longer count. Otherwise rare faults would add up in a model that gets no requests.
     pub fn record_idle_exit(&mut self, ready: Duration) {
         if ready >= STABLE_AFTER {
-            self.failures = 0;
+            self.forget_failures();
         }
     }
 
@@ -80,7 +88,7 @@ impl Restarts {
 
     /// Forgets all failures, because an operator restarts the model or its share changes.
     pub fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::new();
     }
 
     /// Records that a request is proved to kill its workers. The deaths of these workers then count
@@ -88,8 +96,13 @@ impl Restarts {
     pub fn record_poison(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < MAX_POISONOUS {
-            self.failures = 0;
+            self.forget_failures();
         }
+    }
+
+    fn forget_failures(&mut self) {
+        self.failures = 0;
+        self.backoff.reset();
     }
 }
 

@@ -126,6 +126,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::backend::GpuBackend",
             "shadowslice_config",
             "shadowslice_datapath",
+            "shadowslice_policy::backoff",
             "shadowslice_policy::sharing",
             "shadowslice_shared",
         ],
@@ -195,7 +196,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",
     "supervisor/datapath/src/peer/groups.rs",
-    "supervisor/datapath/src/pipeline/socket.rs",
+    "supervisor/datapath/src/pipeline/workers/socket.rs",
     "supervisor/succession/src/predecessor.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",
@@ -217,6 +218,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/engine/onnxruntime/scratch.rs",
     "worker/src/engine/onnxruntime/weights.rs",
     "worker/src/engine/onnxruntime/strings.rs",
+    "worker/src/engine/onnxruntime/tensor.rs",
 ];
 
 /// The maximum number of lines of a file.

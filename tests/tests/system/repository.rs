@@ -12,7 +12,7 @@ use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load,
 
 /// Starts a server with two models that clients may load and unload.
 async fn explicit() -> Result<ServerUnderTest, HarnessError> {
-    let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
+    let keys = "profile: profile.yaml, share: {initial: 40%, max: 80%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
     let home = Home::with_config(&format!("{EMULATED}model_control: explicit\nmodels:\n{models}"))?;
     home.write("profile.yaml", profile(2.0))?;
@@ -59,7 +59,7 @@ async fn a_load_with_another_configuration_hands_over() {
     let loading = load(&server, "m", 100.0, Duration::from_secs(4));
     server.client().load("m", Some(r#"{"share": "60%"}"#)).await.unwrap();
     assert_eq!(server.model("m").await.unwrap().share_percent, 60);
-    server.client().load("m", Some(r#"{"batch": {"max": 4}, "slo": "90ms"}"#)).await.unwrap();
+    server.client().load("m", Some(r#"{"slo": "90ms"}"#)).await.unwrap();
     let model = server.model("m").await.unwrap();
     assert_eq!((model.share_percent, model.slo.latency_ms), (60, 90.0));
     // A load without changes starts new workers, which read the files again.
@@ -98,21 +98,19 @@ async fn a_load_stays_within_the_limits_of_the_configuration() {
     let server = explicit().await.unwrap();
     for (config, words) in [
         (r#"{"share": {"min": "30%"}}"#, "share.min: a client may only set the configured value, 2%"),
-        (r#"{"queue": {"max_requests": 100000, "memory": "100Gi"}}"#, "queue.memory: a client may only set"),
-        (r#"{"batch": {"max": 1024}}"#, "batch.max: a client may only set at most"),
-        (r#"{"standby": "always"}"#, "standby: a client may only set"),
-        (r#"{"cpus": [0]}"#, "cpus: a client cannot set this key"),
+        (r#"{"batch": {"max": 4}}"#, "batch: a client can set only `share` and `slo`"),
+        (r#"{"cpus": [0], "slo": "1s"}"#, "cpus: a client can set only `share` and `slo`"),
     ] {
         let refused = server.client().load("m", Some(config)).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{config}: {refused}");
         assert!(refused.message().contains(words), "{config}: {refused}");
     }
     // A client may raise a value that it has lowered, up to the value in the file.
-    for config in [r#"{"priority": 7}"#, r#"{"priority": 1, "queue": {"max_requests": 9}}"#] {
-        server.client().load("m", Some(config)).await.unwrap();
+    for max in ["50%", "80%"] {
+        let config = format!(r#"{{"share": {{"max": "{max}"}}}}"#);
+        server.client().load("m", Some(&config)).await.unwrap();
     }
-    server.client().load("m", Some(r#"{"queue": {"max_requests": 1024}}"#)).await.unwrap();
-    server.client().load("m", Some(r#"{"queue": {"max_requests": 1025}}"#)).await.unwrap_err();
+    server.client().load("m", Some(r#"{"share": {"max": "81%"}}"#)).await.unwrap_err();
     server.stop().await.unwrap();
 }
 

@@ -55,7 +55,7 @@ async fn other_models_load_move_and_reload_while_a_slow_one_starts() {
     let reload = server.reload();
     let meanwhile = async {
         server.wait_status("slow", "a second start", |slow| slow.workers.len() == 2).await.unwrap();
-        server.client().load("fast", Some(r#"{"batch": {"max": 2}}"#)).await.unwrap();
+        server.client().load("fast", Some(r#"{"share": "20%"}"#)).await.unwrap();
         fast(1).await;
         server.client().unload("fast").await.unwrap();
         server.client().load("fast", None).await.unwrap();

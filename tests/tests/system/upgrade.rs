@@ -184,7 +184,8 @@ async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
     });
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_line(&["exited without notice"]).await.unwrap();
-    server.wait_ready().await.unwrap();
+    // The host may be ready before each of its models is.
+    server.wait_model_ready("a").await.unwrap();
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
@@ -193,7 +194,7 @@ async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
 async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhile() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
-    server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
+    server.client().load("a", Some(r#"{"share": {"max": "91%"}, "slo": "88ms"}"#)).await.unwrap();
     let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
     assert_eq!(slo(&server).await, 88.0);
 
@@ -218,7 +219,7 @@ async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhil
     server.wait_gone(before).await.unwrap();
     assert_eq!(slo(&server).await, 88.0);
     let known = std::fs::read_to_string(server.home().run_dir().join("private/state.json")).unwrap();
-    assert!(known.contains("batch"), "the other key is kept as well: {known}");
+    assert!(known.contains("91%"), "the other key is kept as well: {known}");
     server.stop().await.unwrap();
 }
 
@@ -231,7 +232,7 @@ async fn an_upgrade_waits_for_a_running_load() {
     home.write("slow.yaml", profile).unwrap();
     let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut client = server.client();
-    let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
+    let changes = Some(r#"{"share": "30%", "slo": "66ms"}"#);
     let load = tokio::spawn(async move { client.load("a", changes).await });
     server.wait_line(&["a client loads a model"]).await.unwrap();
     let before = server.upgrade().await.unwrap();

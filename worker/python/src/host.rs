@@ -3,6 +3,8 @@
 
 use std::ffi::{c_char, c_int};
 
+use pyo3::call::PyCallArgs;
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::ffi::PyMemoryView_FromMemory;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -11,7 +13,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    EngineAnswer, GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature,
+    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature, TensorData,
 };
 use shadowslice_worker::inputs::Inputs;
 
@@ -27,17 +29,7 @@ pub(crate) struct PythonHost {
     stays_mapped: bool,
 }
 
-/// The reply of `Runner.load`.
-#[derive(FromPyObject)]
-struct LoadReply {
-    /// The model's signature, or `None` if the model cannot be loaded.
-    #[pyo3(item(0))]
-    signature: Option<SignatureReply>,
-    /// The reason for the failure.
-    #[pyo3(item(1))]
-    why: String,
-}
-
+/// The signature of a model in the reply of `Runner.load`.
 #[derive(FromPyObject)]
 struct SignatureReply {
     #[pyo3(item(0))]
@@ -61,33 +53,12 @@ struct TensorReply {
     shape: Vec<i64>,
 }
 
-/// The reply of `Runner.basis`.
-#[derive(FromPyObject)]
-struct BasisReply {
-    /// The basis of the model's proof, or `None` if the model's `warmup` failed.
-    #[pyo3(item(0))]
-    basis: Option<ProofBasisReply>,
-    /// The reason for the failure.
-    #[pyo3(item(1))]
-    why: String,
-}
+/// The shape of an input that the model supplies for its own proof, and the input's bytes.
+type WarmupInput = (Vec<i64>, Vec<u8>);
 
-#[derive(FromPyObject)]
-struct ProofBasisReply {
-    #[pyo3(item(0))]
-    deterministic: bool,
-    /// The inputs that the model supplies for its own proof, or `None` if it supplies none.
-    #[pyo3(item(1))]
-    inputs: Option<Vec<InputReply>>,
-}
-
-#[derive(FromPyObject)]
-struct InputReply {
-    #[pyo3(item(0))]
-    shape: Vec<i64>,
-    #[pyo3(item(1))]
-    bytes: Vec<u8>,
-}
+/// The shape of an output without the batch axis, and the address and the length in bytes of each
+/// request's part.
+type OutputParts = (Vec<i64>, Vec<(usize, usize)>);
 
 /// The reply of `Runner.run` and of `Runner.step`.
 #[derive(FromPyObject)]
@@ -106,7 +77,7 @@ struct RunReply {
 #[derive(FromPyObject)]
 struct AnswerReply {
     #[pyo3(item(0))]
-    outputs: Vec<OutputReply>,
+    outputs: Vec<OutputParts>,
     /// The arrays that hold the outputs' bytes. The addresses in `outputs` are valid while this
     /// reference to the arrays exists.
     #[pyo3(item(1))]
@@ -116,27 +87,7 @@ struct AnswerReply {
     more: bool,
 }
 
-#[derive(FromPyObject)]
-struct OutputReply {
-    /// The shape without the batch axis.
-    #[pyo3(item(0))]
-    shape: Vec<i64>,
-    /// The address and the length in bytes of each request's part of the output.
-    #[pyo3(item(1))]
-    parts: Vec<(usize, usize)>,
-}
-
-/// The reply of `Runner.record`.
-#[derive(FromPyObject)]
-struct RecordReply {
-    /// The recording, or `None` if the runner did not record the model.
-    #[pyo3(item(0))]
-    recording: Option<RecordingReply>,
-    /// The reason for the failure.
-    #[pyo3(item(1))]
-    why: Option<String>,
-}
-
+/// A recording in the reply of `Runner.record`.
 #[derive(FromPyObject)]
 struct RecordingReply {
     /// The handle of the `CUgraph`.
@@ -165,6 +116,30 @@ impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
         Self { runner, stays_mapped: false }
     }
+
+    /// Calls a method of the runner.
+    fn call<T>(&self, method: &str, arguments: impl for<'py> PyCallArgs<'py>) -> PyResult<T>
+    where
+        T: for<'py> FromPyObjectOwned<'py>,
+    {
+        Python::attach(|py| {
+            self.runner.bind(py).call_method1(method, arguments)?.extract().map_err(Into::into)
+        })
+    }
+
+    /// Calls a method of the runner that returns the reason for a failure, or `None`.
+    fn attempt(&self, method: &str, arguments: impl for<'py> PyCallArgs<'py>) -> Result<(), String> {
+        let why: PyResult<Option<String>> = self.call(method, arguments);
+        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
+    }
+}
+
+fn setup_error(error: PyErr) -> BootRefusal {
+    BootRefusal::Setup(error.to_string())
+}
+
+fn engine_error(error: PyErr) -> RunFailure {
+    RunFailure::Engine(error.to_string())
 }
 
 impl ModelHost for PythonHost {
@@ -172,21 +147,18 @@ impl ModelHost for PythonHost {
         &mut self,
         LoadRequest { name, path, cache, on_gpu }: LoadRequest<'_>,
     ) -> Result<Signature, BootRefusal> {
-        let reply = Python::attach(|py| -> PyResult<LoadReply> {
-            self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
-        });
-        let LoadReply { signature, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let reply: PyResult<(Option<SignatureReply>, String)> =
+            self.call("load", (name, path, cache, on_gpu));
+        let (signature, why) = reply.map_err(setup_error)?;
         let SignatureReply { inputs, outputs, streams } = signature.ok_or(BootRefusal::Model(why))?;
         Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
-        let reply = Python::attach(|py| -> PyResult<BasisReply> {
-            self.runner.bind(py).call_method0("basis")?.extract()
-        });
-        let BasisReply { basis, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let ProofBasisReply { deterministic, inputs } = basis.ok_or(BootRefusal::Model(why))?;
-        let given = |InputReply { shape, bytes }| GivenInput { shape, bytes };
+        let reply: PyResult<(Option<(bool, Option<Vec<WarmupInput>>)>, String)> = self.call("basis", ());
+        let (basis, why) = reply.map_err(setup_error)?;
+        let (deterministic, inputs) = basis.ok_or(BootRefusal::Model(why))?;
+        let given = |(shape, bytes): WarmupInput| TensorData { shape, bytes };
         Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
@@ -194,25 +166,20 @@ impl ModelHost for PythonHost {
         self.stays_mapped = true;
         // The error is ignored, because a failed call only makes the runner keep more memory than
         // it needs.
-        Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
+        self.call::<Py<PyAny>>("warmed_up", ()).ok();
     }
 
     fn try_on(&mut self, cuda: usize) -> Result<(), String> {
-        let why = Python::attach(|py| {
-            self.runner.bind(py).call_method1("unfit", (cuda,))?.extract::<Option<String>>()
-        });
-        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
+        self.attempt("unfit", (cuda,))
     }
 
     fn check_movable(&self) -> Result<(), String> {
-        let why =
-            Python::attach(|py| self.runner.bind(py).call_method0("movable")?.extract::<Option<String>>());
-        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
+        self.attempt("movable", ())
     }
 
     fn release_partition(&mut self) {
         // The error is ignored, because a failed call only means that the memory is not freed.
-        Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
+        self.call::<Py<PyAny>>("left", ()).ok();
     }
 
     fn run(
@@ -237,10 +204,9 @@ impl ModelHost for PythonHost {
     }
 
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure> {
-        let reply = Python::attach(|py| -> PyResult<RecordReply> {
-            self.runner.bind(py).call_method1("record", (shapes.to_vec(),))?.extract()
-        });
-        let RecordReply { recording, why } = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
+        let reply: PyResult<(Option<RecordingReply>, Option<String>)> =
+            self.call("record", (shapes.to_vec(),));
+        let (recording, why) = reply.map_err(engine_error)?;
         if let Some(why) = why {
             return Err(RunFailure::Engine(why));
         }
@@ -256,26 +222,22 @@ impl ModelHost for PythonHost {
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure> {
-        let reply = Python::attach(|py| -> PyResult<RunReply> {
-            self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
-        });
-        answer(reply, slot)
+        answer(self.call("step", (stream, cuda)), slot)
     }
 
     fn may_need_warmup(&self) -> bool {
-        let reply = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
-        reply.unwrap_or(true)
+        self.call("may_need_warmup", ()).unwrap_or(true)
     }
 
     fn close(&mut self, stream: u64) {
         // The error is ignored, because the Python package logs any exception that the generator
         // raises.
-        Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
+        self.call::<Py<PyAny>>("close", (stream,)).ok();
     }
 }
 
 fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
-    let reply = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
+    let reply = reply.map_err(engine_error)?;
     match reply.answer {
         // `_arrays` keeps the outputs' bytes alive until they are copied.
         Some(AnswerReply { outputs, _arrays, more }) => {
@@ -308,7 +270,7 @@ fn tensor<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
 }
 
-fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> BatchOutput {
+fn put((shape, parts): OutputParts, slot: &mut AnswerSlot<'_>) -> BatchOutput {
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
         // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of

@@ -8,9 +8,8 @@ mod host;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
-use shadowslice_worker::{log_line, sandbox};
+use shadowslice_worker::boot::run;
+use shadowslice_worker::sandbox;
 
 use host::PythonHost;
 
@@ -22,32 +21,7 @@ use host::PythonHost;
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
     // This thread detaches from the interpreter, so that the model's own threads can run while the
     // worker waits.
-    py.detach(|| match run(runner, user) {
-        // These results are not logged. If the supervisor has exited, no process reads the log. If
-        // the worker refused to start, it has already sent the reason to the supervisor.
-        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
-        Err(WorkerError::Refused(_)) => 1,
-        Err(fault) => {
-            log_line(&format!("error: {}", chain(&fault)));
-            1
-        }
-    })
-}
-
-fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
-    if let Err(error) = sandbox::harden_process() {
-        log_line(&format!(
-            "cannot harden this process, so other processes of the same user can read its memory: {error}"
-        ));
-    }
-    if let Some(user) = user {
-        sandbox::become_user(user).map_err(WorkerError::User)?;
-    }
-    let host = Box::new(PythonHost::new(runner));
-    match ConnectedWorker::new(Some(host))?.load()?.warm()? {
-        Some(warm) => Ok(warm.serve()?),
-        None => Ok(()),
-    }
+    py.detach(|| run(user, Some(Box::new(PythonHost::new(runner)))))
 }
 
 /// Enters a worker's sandbox in a process that only checks a model. After this call, the process

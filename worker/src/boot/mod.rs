@@ -25,14 +25,45 @@ use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
 use crate::device::ComputeDevice;
 use crate::device::cuda::pinned;
-use crate::engine::{EngineResources, Libraries, ModelEngine, ModelHost, Signature};
+use crate::engine::{EngineResources, ModelEngine, ModelHost, Signature, load_library};
 use crate::parent::ParentProcess;
-use crate::proof::{self, ProofError, Prover};
+use crate::proof::{self, InputSettings, ProofError, Prover};
 use crate::serve::WarmWorker;
 use crate::{log_line, sandbox};
 pub use channel::BootChannel;
 pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
+
+/// Runs a worker until the supervisor closes its socket, and returns the exit code. If `user` is
+/// given, the process first changes to that user. `host` runs the models that no engine of this
+/// library can run.
+pub fn run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> u8 {
+    match try_run(user, host) {
+        // If the supervisor has exited, no process reads the log.
+        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
+        // The worker has already sent the reason to the supervisor.
+        Err(WorkerError::Refused(_)) => 1,
+        Err(fault) => {
+            log_line(&format!("error: {}", chain(&fault)));
+            1
+        }
+    }
+}
+
+fn try_run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
+    }
+    if let Some(user) = user {
+        sandbox::become_user(user).map_err(WorkerError::User)?;
+    }
+    match ConnectedWorker::new(host)?.load()?.warm()? {
+        Some(warm) => Ok(warm.serve()?),
+        None => Ok(()),
+    }
+}
 
 /// A worker that has taken ownership of its descriptors and has sent its hello.
 #[derive(Debug)]
@@ -150,14 +181,46 @@ struct Parts {
     device: ComputeDevice,
     requests: ReadableSlab,
     slots: AnswerSlots,
-    responses: OwnedFd,
-    response_bytes: u64,
+    /// The response slab, from which the proof reads answers.
+    answers: ReadableSlab,
     reference: File,
     socket: OwnedFd,
     /// The model's file, if it is an ONNX model.
     model_file: Option<PathBuf>,
     /// The memory that this worker occupies on an emulated GPU.
     memory: DeviceMemory,
+}
+
+/// The memory that worker and supervisor share.
+struct Slabs {
+    requests: ReadableSlab,
+    slots: AnswerSlots,
+    answers: ReadableSlab,
+}
+
+impl Slabs {
+    /// Maps the slabs, and lets the GPU access them directly.
+    fn map(
+        requests: &OwnedFd,
+        responses: &OwnedFd,
+        assignment: &Assignment,
+        device: &ComputeDevice,
+    ) -> Result<Self, BootRefusal> {
+        let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
+        let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
+        let slot_bytes = assignment.response_slot_bytes;
+        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
+            BootRefusal::Setup(format!(
+                "response slots of {slot_bytes} bytes are too large; lower limits.response_bytes"
+            ))
+        })?;
+        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
+        let answers = ReadableSlab::map(responses.as_fd(), response_bytes).map_err(setup)?;
+        if let Some(gpu) = device.gpu() {
+            pinned::pin(gpu, &requests, &writer);
+        }
+        Ok(Self { requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
+    }
 }
 
 /// The result of a load.
@@ -174,11 +237,10 @@ impl Parts {
         host: Option<Box<dyn ModelHost>>,
         assignment: &Assignment,
     ) -> Result<LoadedParts, BootRefusal> {
-        let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.on_gpu();
-        let libraries = Libraries::load(&assignment.engine, on_gpu)?;
+        let library = load_library(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
         let device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
@@ -187,17 +249,7 @@ impl Parts {
         {
             log_line(&chain(&breach));
         }
-        let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
-        let slot_bytes = assignment.response_slot_bytes;
-        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
-            BootRefusal::Setup(format!(
-                "response slots of {slot_bytes} bytes are too large; lower limits.response_bytes"
-            ))
-        })?;
-        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
-        if let Some(gpu) = device.gpu() {
-            pinned::pin(gpu, &requests, &writer);
-        }
+        let Slabs { requests, slots, answers } = Slabs::map(&requests, &responses, assignment, &device)?;
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
         let means = EngineResources {
@@ -207,7 +259,7 @@ impl Parts {
             partitioned: assignment.partition.is_some(),
             model: &assignment.model,
         };
-        let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
+        let (engine, mut signature) = ModelEngine::load(&assignment.engine, library.as_ref(), means)?;
         if assignment.device == DeviceSpec::Cuda {
             // A reference worker computes on the CPU, which supports optional inputs. The workers
             // that serve this model compute on a GPU, where optional inputs are not supported.
@@ -219,7 +271,6 @@ impl Parts {
             context: between(loaded_ns, opened_ns),
             session: between(opened_ns, now_ns()),
         };
-        let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
         let model_file = match &assignment.engine {
             EngineSpec::OnnxRuntime { path, .. } => Some(path.clone()),
@@ -231,8 +282,7 @@ impl Parts {
             device,
             requests,
             slots,
-            responses,
-            response_bytes,
+            answers,
             reference,
             socket,
             model_file,
@@ -248,31 +298,26 @@ impl Parts {
         warm_up: &WarmUp,
         channel: &BootChannel,
     ) -> Result<WarmUpReport, ProofError> {
-        let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
-            .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        let socket = Some(self.socket.as_fd());
-        let (inputs, given) = (BTreeMap::new(), None);
         let mut prover = Prover {
             engine,
             signature,
             slots,
-            answers: &answers,
+            answers: &self.answers,
             warm_up,
-            socket,
-            channel: Some(channel),
+            socket: self.socket.as_fd(),
+            channel,
             on_gpu,
-            inputs,
+            inputs: BTreeMap::new(),
             file: self.model_file.as_deref(),
-            values: warm_up.values.clone(),
-            open_axis: 1,
-            given,
+            settings: InputSettings::first(warm_up.values.clone()),
+            given: None,
         };
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
+            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, &self.reference)?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
             // The reference answers must not depend on recordings. This call ends the warm-up,
             // after which the engine records no CUDA graphs.
@@ -294,9 +339,8 @@ impl Parts {
             }
             warmed.partitions = Some(proven);
         }
-        warmed.kernels = self.engine.kernels();
-        warmed.memory = self.engine.memory().unwrap_or(self.memory);
-        warmed.unshared = self.engine.unshared().map(str::to_owned);
+        warmed.memory = self.memory;
+        self.engine.describe(&mut warmed);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());
         Ok(warmed)

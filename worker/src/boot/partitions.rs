@@ -33,23 +33,16 @@ pub(super) fn prove(
     PartitionSpec { division, groups }: &PartitionSpec,
     times: &[WarmTime],
 ) -> Result<ProvenPartitions, ProofError> {
-    if let ModelEngine::OnGpu(engine) = &*prover.engine {
-        let movable = engine.check_movable(&prover.signature.inputs, prover.warm_up.batched);
-        movable.map_err(BootRefusal::NoPartitions)?;
-        if engine.division() != Some(division) {
-            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
-        }
-    }
-    if let ModelEngine::Hosted(hosted) = &*prover.engine {
-        hosted.check_movable().map_err(BootRefusal::NoPartitions)?;
-        if hosted.division().is_some_and(|found| found != division) {
-            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
-        }
+    let engine = &*prover.engine;
+    let movable = engine.check_movable(&prover.signature.inputs, prover.warm_up.batched);
+    movable.map_err(BootRefusal::NoPartitions)?;
+    if engine.division().is_some_and(|found| found != division) {
+        return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
     // If the engine does not run on a real GPU's SMs, batches run the same way on every partition,
     // and the proof on the whole GPU is enough.
-    let alike = !prover.engine.runs_on_groups();
+    let alike = prover.engine.division().is_none();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
             Ok(times.to_vec())
@@ -79,11 +72,11 @@ fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     let mut parts = (1..=groups.count()).rev().map(|count| groups.iter().take(count).collect());
     let can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
         Some(Ok(())) if engine.try_on(*part).is_err() => {
-            engine.forget(*part);
+            engine.forget(*part, false);
             false
         }
         Some(Err(_)) => {
-            engine.forget(*part);
+            engine.forget(*part, false);
             false
         }
         Some(Ok(())) | None => true,
@@ -97,11 +90,11 @@ fn try_on(
     groups: Groups,
 ) -> Result<Result<Vec<WarmTime>, String>, ProofError> {
     if let Some(Err(why)) = prover.engine.prepare(groups).map(|prepared| prepared.result) {
-        prover.engine.forget(groups);
+        prover.engine.forget(groups, false);
         return Ok(Err(why.to_string()));
     }
     let proven = proof::prove(prover, reference, groups);
-    prover.engine.forget(groups);
+    prover.engine.forget(groups, false);
     match proven {
         Ok(times) if times.is_empty() => Ok(Err(SMALLEST_UNFIT.to_owned())),
         Ok(times) => Ok(Ok(times)),

@@ -1,10 +1,10 @@
-//! The emulated engine, which returns every input unchanged as an output.
+//! The emulated engine.
 
-use shadowslice_shared::batch::BatchOutput;
+use shadowslice_shared::batch::{BatchOutput, RunFailure};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::TensorSpec;
 
-use super::Signature;
+use super::{Engine, EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
@@ -24,10 +24,17 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     }
 }
 
-pub(super) fn run(inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Vec<BatchOutput> {
-    let output = |input| BatchOutput {
-        shape: inputs.row_shape(input).to_vec(),
-        parts: (0..inputs.requests()).map(|request| slot.put(inputs.part(request, input))).collect(),
-    };
-    (0..inputs.specs().len()).map(output).collect()
+/// The emulated engine, which returns every input unchanged as an output.
+#[derive(Debug)]
+pub struct EmulatedEngine;
+
+impl Engine for EmulatedEngine {
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+        let output = |input| BatchOutput {
+            shape: inputs.row_shape(input).to_vec(),
+            parts: (0..inputs.requests()).map(|request| slot.put(inputs.part(request, input))).collect(),
+        };
+        let outputs = (0..inputs.specs().len()).map(output).collect();
+        slot.check().map(|()| EngineAnswer::complete(outputs))
+    }
 }

@@ -1,4 +1,4 @@
-//! Copies of answers from the GPU into their slots.
+//! Copies between the GPU and the slabs.
 #![allow(unsafe_code)] // This module copies between the GPU and the slab.
 
 use std::ptr::NonNull;
@@ -7,8 +7,28 @@ use shadowslice_shared::batch::{BatchOutput, RunFailure};
 
 use super::cuda_failure;
 use crate::answer::AnswerSlot;
-use crate::device::cuda::CudaGpu;
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
+
+/// Queues the copies of an input's parts to the GPU, one after the other.
+///
+/// # Safety
+///
+/// The memory at `place` must be large enough, and only the batch of these parts may use it. The
+/// parts must not change until the batch is answered.
+pub(super) unsafe fn bring<'p>(
+    parts: impl Iterator<Item = &'p [u8]>,
+    place: NonNull<u8>,
+    gpu: &CudaGpu,
+) -> Result<(), CudaError> {
+    let mut done = 0;
+    for part in parts {
+        // SAFETY: the caller guarantees both.
+        unsafe { gpu.copy_in(part, place.add(done)) }?;
+        done += part.len();
+    }
+    Ok(())
+}
 
 /// Queues the copies of an output on the compute stream. Each row has `row` bytes. The rows of each
 /// request are copied into that request's part of the answer.

@@ -28,14 +28,13 @@ pub struct ProofBasis {
     /// True if the same input always produces the same answer.
     pub deterministic: bool,
     /// The inputs that the model supplies instead of made-up values, in the order of the model's
-    /// inputs.
-    pub inputs: Option<Vec<GivenInput>>,
+    /// inputs. If the model has a batch axis, the shapes include it, and each input has one row.
+    pub inputs: Option<Vec<TensorData>>,
 }
 
-/// An input for one row, or for one request if the model has no batch axis.
+/// A tensor of the proof.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GivenInput {
-    /// The shape, including the batch axis.
+pub struct TensorData {
     pub shape: Vec<i64>,
     pub bytes: Vec<u8>,
 }

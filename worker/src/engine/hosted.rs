@@ -7,9 +7,11 @@ use std::sync::Arc;
 use shadowslice_shared::batch::{PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::tensor::TensorSpec;
 
-use super::recorded::{InputShapes, RecordedGraph, fitting};
-use super::{EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
+use super::recorded::{RecordedGraph, fitting};
+use super::shapes::InputShapes;
+use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, UploadStream};
@@ -63,67 +65,8 @@ impl Hosted {
         Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
     }
 
-    /// Returns an error with the reason if the model can run only on the whole GPU.
-    pub fn check_movable(&self) -> Result<(), String> {
-        if self.partitions.is_none() {
-            return Ok(());
-        }
-        self.host.check_movable()?;
-        self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
-    }
-
-    /// Returns the division of the GPU, or `None` if the worker's share is not a partition of a
-    /// real GPU.
-    pub fn division(&self) -> Option<&Division> {
-        self.partitions.as_ref().map(|partitions| partitions.groups.division())
-    }
-
-    pub(super) fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
-        self.host.basis()
-    }
-
-    pub(super) fn prepare(&mut self, groups: Groups) -> PartitionReply {
-        let Self { partitions, recorded, .. } = self;
-        let made = partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups, recorded));
-        PartitionReply { groups, result: made }
-    }
-
-    /// Runs the model once on these groups, whose partition must be ready. The proof uses only the
-    /// first groups of the GPU, and the model may fail on the same number of other groups. This
-    /// happens if a kernel's blocks form clusters.
-    pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
-        let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
-        let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {
-            return Ok(());
-        };
-        tried.get_or_insert_with(|| self.host.try_on(stream.handle())).clone()
-    }
-
-    pub(super) fn forget(&mut self, groups: Groups) {
-        let partitions = self.partitions.as_mut();
-        if let Some(partition) = partitions.and_then(|partitions| partitions.by_groups.get_mut(&groups)) {
-            partition.executables.clear();
-        }
-        self.host.release_partition();
-    }
-
-    /// Records batches of this size. Makes one recording for each combination of input shapes that
-    /// has run.
-    pub(super) fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        let (Some(gpu), Some(seen_shapes)) = (&self.gpu, &mut self.seen_shapes) else { return Ok(()) };
-        for shapes in seen_shapes.extract_if(.., |shapes| shapes.rows() == size) {
-            let record = |shapes: &[Vec<i64>]| self.host.record(shapes);
-            self.recorded.extend(RecordedGraph::new(gpu, shapes, record)?);
-        }
-        Ok(())
-    }
-
-    pub(super) fn finish_warm_up(&mut self) {
-        self.seen_shapes = None;
-        self.host.finish_warm_up();
-    }
-
-    pub(super) fn run(
+    /// Runs a batch without a check that the answer fits into its slot.
+    fn run_unchecked(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
@@ -144,23 +87,6 @@ impl Hosted {
         self.host.run(inputs, slot, cuda)
     }
 
-    pub(super) fn step(
-        &mut self,
-        step: &StreamStep,
-        slot: &mut AnswerSlot<'_>,
-    ) -> Result<EngineAnswer, RunFailure> {
-        let cuda = self.stream_on(step.groups)?;
-        self.host.step(step.stream, slot, cuda)
-    }
-
-    pub(super) fn may_need_warmup(&self) -> bool {
-        self.host.may_need_warmup()
-    }
-
-    pub(super) fn close(&mut self, stream: u64) {
-        self.host.close(stream);
-    }
-
     /// Returns the CUDA stream of a partition, or `None` for the whole GPU.
     fn stream_on(&self, groups: Groups) -> Result<Option<usize>, RunFailure> {
         Ok(self.partition(groups)?.map(|partition| partition.stream.handle()))
@@ -170,6 +96,95 @@ impl Hosted {
     fn partition(&self, groups: Groups) -> Result<Option<&Partition>, RunFailure> {
         let partitions = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE);
         partitions.map(|partitions| partitions.by_groups.get(&groups).ok_or_else(not_ready)).transpose()
+    }
+}
+
+impl Engine for Hosted {
+    fn check_movable(&self, _inputs: &[TensorSpec], _batched: bool) -> Result<(), String> {
+        if self.partitions.is_none() {
+            return Ok(());
+        }
+        self.host.check_movable()?;
+        self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
+    }
+
+    fn division(&self) -> Option<&Division> {
+        self.partitions.as_ref().map(|partitions| partitions.groups.division())
+    }
+
+    fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
+        self.host.basis()
+    }
+
+    fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
+        let Self { partitions, recorded, .. } = self;
+        let made = partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups, recorded));
+        Some(PartitionReply { groups, result: made })
+    }
+
+    /// Runs the model once on these groups, whose partition must be ready. The proof uses only the
+    /// first groups of the GPU, and the model may fail on the same number of other groups. This
+    /// happens if a kernel's blocks form clusters.
+    fn try_on(&mut self, groups: Groups) -> Result<(), String> {
+        let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
+        let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {
+            return Ok(());
+        };
+        tried.get_or_insert_with(|| self.host.try_on(stream.handle())).clone()
+    }
+
+    fn forget(&mut self, groups: Groups, _in_use: bool) {
+        let partitions = self.partitions.as_mut();
+        if let Some(partition) = partitions.and_then(|partitions| partitions.by_groups.get_mut(&groups)) {
+            partition.executables.clear();
+        }
+        self.host.release_partition();
+    }
+
+    /// Records batches of this size. Makes one recording for each combination of input shapes that
+    /// has run.
+    fn record(&mut self, size: u32) -> Result<(), RunFailure> {
+        let (Some(gpu), Some(seen_shapes)) = (&self.gpu, &mut self.seen_shapes) else { return Ok(()) };
+        for shapes in seen_shapes.extract_if(.., |shapes| shapes.rows() == size) {
+            let record = |shapes: &[Vec<i64>]| self.host.record(shapes);
+            self.recorded.extend(RecordedGraph::new(gpu, shapes, record)?);
+        }
+        Ok(())
+    }
+
+    fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        self.seen_shapes = None;
+        self.host.finish_warm_up();
+        Ok(())
+    }
+
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+        let ran = self.run_unchecked(inputs, slot)?;
+        slot.check().map(|()| ran)
+    }
+
+    fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+        let cuda = self.stream_on(step.groups)?;
+        let ran = self.host.step(step.stream, slot, cuda)?;
+        slot.check().map(|()| ran)
+    }
+
+    fn advice_on_difference(&self) -> &'static str {
+        "; if answers to the same input may differ, write `deterministic = False` in the class"
+    }
+
+    fn advice_on_failure(&self) -> Option<&'static str> {
+        Some(match self.host.may_need_warmup() {
+            true => {
+                "; if the model cannot run on made-up values, add a method `warmup` to its class, or \
+                 set `warmup` in its configuration to values or to a file of arrays"
+            }
+            false => "",
+        })
+    }
+
+    fn close(&mut self, stream: u64) {
+        self.host.close(stream);
     }
 }
 

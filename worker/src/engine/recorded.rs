@@ -6,44 +6,15 @@ use std::ptr::NonNull;
 
 use shadowslice_shared::batch::RunFailure;
 
-use super::fetch::fetch;
+use super::fetch::{bring, fetch};
 use super::host::{HostRecording, RecordedOutput};
+use super::shapes::InputShapes;
 use super::{EngineAnswer, cuda_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::graph::{Executable, MoveError, Recording, UploadStream};
 use crate::device::cuda::partition::PartitionStream;
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
-
-/// The shapes of a batch's inputs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct InputShapes {
-    /// The number of rows, or `None` if the model has no batch axis.
-    rows: Option<u32>,
-    shapes: Vec<Vec<i64>>,
-}
-
-impl InputShapes {
-    pub(super) fn of(inputs: &Inputs<'_>) -> Self {
-        let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec());
-        Self { rows: inputs.rows(), shapes: shapes.collect() }
-    }
-
-    pub(super) fn rows(&self) -> u32 {
-        self.rows.unwrap_or(1)
-    }
-
-    /// Returns the shapes, including the batch axis.
-    fn with_batch_axis(&self) -> Vec<Vec<i64>> {
-        let rows = self.rows.map(i64::from);
-        self.shapes.iter().map(|row| rows.into_iter().chain(row.iter().copied()).collect()).collect()
-    }
-
-    fn holds(&self, inputs: &Inputs<'_>) -> bool {
-        self.rows >= inputs.rows()
-            && (0..inputs.specs().len()).all(|input| self.shapes[input] == inputs.row_shape(input))
-    }
-}
 
 /// A host's recording that is ready to run.
 #[derive(Debug)]
@@ -94,7 +65,13 @@ impl RecordedGraph {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
-        self.copy_in(gpu, inputs).map_err(|fault| cuda_failure(&fault))?;
+        for (input, &place) in self.inputs.iter().enumerate() {
+            let parts = (0..inputs.requests()).map(|request| inputs.part(request, input));
+            // SAFETY: the buffer has space for at least this number of rows of this shape. A batch
+            // runs only after the previous batch has ended. The parts stay in the slab until the
+            // batch is answered.
+            unsafe { bring(parts, place, gpu) }.map_err(|fault| cuda_failure(&fault))?;
+        }
         gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| cuda_failure(&fault))?;
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
@@ -106,26 +83,12 @@ impl RecordedGraph {
         gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         Ok(EngineAnswer::complete(outputs))
     }
-
-    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaError> {
-        for (input, &place) in self.inputs.iter().enumerate() {
-            let mut done = 0;
-            for request in 0..inputs.requests() {
-                let part = inputs.part(request, input);
-                // SAFETY: the buffer has space for at least this number of rows of this shape. A
-                // batch runs only after the previous batch has ended. The parts stay in the slab
-                // until the batch is answered.
-                unsafe { gpu.copy_in(part, place.add(done)) }?;
-                done += part.len();
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Returns the index of the smallest recording into which the batch fits.
 pub(super) fn fitting(recorded: &[RecordedGraph], inputs: &Inputs<'_>) -> Option<usize> {
-    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.shapes.holds(inputs));
+    let shapes = InputShapes::of(inputs);
+    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.shapes.holds(&shapes));
     fits.min_by_key(|(_, recorded)| recorded.shapes.rows).map(|(index, _)| index)
 }
 

@@ -1,10 +1,10 @@
 //! The comparison of two answers. It tolerates the differences that also occur between two correct
 //! devices.
 
-use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
-use super::reference::ReferenceOutput;
+use super::floats::floats;
+use crate::engine::TensorData;
 
 /// The way in which an answer differs from the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -42,8 +42,8 @@ fn tolerance(datatype: Datatype) -> f64 {
 /// equal.
 pub(super) fn compare(
     datatype: Datatype,
-    want: &ReferenceOutput,
-    got: &ReferenceOutput,
+    want: &TensorData,
+    got: &TensorData,
     slack: f64,
 ) -> Result<f64, AnswerMismatch> {
     if want.shape != got.shape {
@@ -81,27 +81,15 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Answer
     Ok(farthest)
 }
 
-/// Returns the values as floats, or `None` if the datatype is not a floating-point type.
-fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
-    fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-        bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()
-    }
-    match datatype {
-        Datatype::Fp16 => Some(all(bytes, |chunk| f16::from_le_bytes(chunk).to_f64())),
-        Datatype::Bf16 => Some(all(bytes, |chunk| bf16::from_le_bytes(chunk).to_f64())),
-        Datatype::Fp32 => Some(all(bytes, |chunk| f64::from(f32::from_le_bytes(chunk)))),
-        Datatype::Fp64 => Some(all(bytes, f64::from_le_bytes)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
 
-    fn fp32(values: &[f32]) -> ReferenceOutput {
+    fn fp32(values: &[f32]) -> TensorData {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        ReferenceOutput { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
+        TensorData { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
     }
 
     fn compared(want: &[f32], got: &[f32]) -> Result<f64, AnswerMismatch> {
@@ -134,7 +122,7 @@ mod tests {
 
     #[test]
     fn all_else_must_be_equal_and_of_one_shape() {
-        let answer = |bytes: &[u8]| ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() };
+        let answer = |bytes: &[u8]| TensorData { shape: vec![1], bytes: bytes.to_vec() };
         assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0]), 1.0).is_ok());
         let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]), 1.0);
         assert_eq!(off, Err(AnswerMismatch::Differs));
@@ -147,16 +135,12 @@ mod tests {
 
     #[test]
     fn halves_are_read_as_halves() {
-        let halves = |value: f32| ReferenceOutput {
-            shape: vec![1],
-            bytes: f16::from_f32(value).to_le_bytes().to_vec(),
-        };
+        let halves =
+            |value: f32| TensorData { shape: vec![1], bytes: f16::from_f32(value).to_le_bytes().to_vec() };
         assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01), 1.0).is_ok());
         assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1), 1.0).is_err());
-        let brains = |value: f32| ReferenceOutput {
-            shape: vec![1],
-            bytes: bf16::from_f32(value).to_le_bytes().to_vec(),
-        };
+        let brains =
+            |value: f32| TensorData { shape: vec![1], bytes: bf16::from_f32(value).to_le_bytes().to_vec() };
         assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04), 1.0).is_ok());
         assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1), 1.0).is_err());
     }

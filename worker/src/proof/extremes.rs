@@ -1,9 +1,9 @@
 //! Rows with changed or extreme values. Such a row must not change the answers to the other rows of
 //! its batch.
 
-use half::{bf16, f16};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
+use super::floats::{floats, push_float};
 use super::made_up::Fill;
 
 /// The factor by which extreme floats exceed made-up floats, whose magnitude is at most 1.
@@ -33,28 +33,24 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
         (Extreme::Integers, Some(_)) if datatype != Datatype::Bool => Some(INTEGER),
         _ => None,
     };
-    let scaled = which == Extreme::Floats;
-    match datatype {
-        Datatype::Fp16 if scaled => {
-            each(bytes, |value| f16::from_f64(f16::from_le_bytes(value).to_f64() * HALF_FACTOR).to_le_bytes())
+    if let Some(values) = floats(datatype, bytes) {
+        let factor = match (which, datatype) {
+            (Extreme::Integers, _) => return bytes.to_vec(),
+            (Extreme::Floats, Datatype::Fp16) => HALF_FACTOR,
+            (Extreme::Floats, _) => FACTOR,
+        };
+        let mut scaled = Vec::with_capacity(bytes.len());
+        values.iter().for_each(|value| _ = push_float(&mut scaled, datatype, value * factor));
+        return scaled;
+    }
+    match (integer, datatype.size()) {
+        (Some(integer), Some(size)) => {
+            (0..bytes.len()).map(|at| if at % size == 0 { integer } else { 0 }).collect()
         }
-        Datatype::Bf16 if scaled => {
-            each(bytes, |value| bf16::from_f64(bf16::from_le_bytes(value).to_f64() * FACTOR).to_le_bytes())
+        (Some(integer), None) if which == Extreme::Integers => {
+            each_string(bytes, |_| integer.to_string().into_bytes())
         }
-        Datatype::Fp32 if scaled => {
-            each(bytes, |value| (f32::from_le_bytes(value) * FACTOR as f32).to_le_bytes())
-        }
-        Datatype::Fp64 if scaled => each(bytes, |value| (f64::from_le_bytes(value) * FACTOR).to_le_bytes()),
-        Datatype::Bytes if which == Extreme::Integers && fill.is_some() => {
-            each_string(bytes, |_| INTEGER.to_string().into_bytes())
-        }
-        Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 | Datatype::Bytes => bytes.to_vec(),
-        _ => match (integer, datatype.size()) {
-            (Some(integer), Some(size)) => {
-                (0..bytes.len()).map(|at| if at % size == 0 { integer } else { 0 }).collect()
-            }
-            _ => bytes.to_vec(),
-        },
+        _ => bytes.to_vec(),
     }
 }
 
@@ -86,12 +82,10 @@ fn each_string(bytes: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     changed
 }
 
-fn each<const N: usize>(bytes: &[u8], change: impl Fn([u8; N]) -> [u8; N]) -> Vec<u8> {
-    bytes.as_chunks().0.iter().flat_map(|value| change(*value)).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::*;
 
     #[test]

@@ -9,9 +9,9 @@ use shadowslice_shared::errors::chain;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
-use super::made_up::{self, Fill, InputDraw};
+use super::made_up::{self, InputDraw, InputSettings};
 use super::{ProofBatch, Prover};
-use crate::engine::{Constants, GivenInput};
+use crate::engine::{Constants, TensorData};
 
 /// The maximum number of elements of a made-up input. An input of this size takes several
 /// gigabytes.
@@ -20,27 +20,11 @@ const MAX_ELEMENTS: usize = 1 << 30;
 /// The inputs of one batch of the proof, in their own slab.
 #[derive(Debug)]
 pub struct ProofInputs {
-    pub(super) fill: Fill,
-    open_axis: i64,
-    values: Vec<Option<InputValues>>,
+    /// The prover's settings when these inputs were made up.
+    pub(super) settings: InputSettings,
     pub(super) slab: ReadableSlab,
     pub(super) shapes: Vec<Vec<i64>>,
     pub(super) requests: Vec<BatchRequest>,
-}
-
-impl ProofInputs {
-    /// Returns true if the prover, in its current state, would make up the same inputs again.
-    pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
-        self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
-    }
-}
-
-/// An input of a batch, with all of its rows.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct InputTensor {
-    /// The shape without the batch axis.
-    pub(super) shape: Vec<i64>,
-    pub(super) bytes: Vec<u8>,
 }
 
 impl Prover<'_> {
@@ -64,19 +48,19 @@ impl Prover<'_> {
                     Datatype::Int32 | Datatype::Int64 => number.clone().into_iter().collect(),
                     _ => Vec::new(),
                 };
-                let given = self.values.get(at).cloned().flatten();
+                let given = self.settings.values.get(at).cloned().flatten();
                 given.or_else(|| (!listed.is_empty()).then_some(InputValues::Listed(listed)))
             };
             self.signature.inputs.iter().enumerate().map(values).collect::<Vec<_>>()
         };
         let mut ways: Vec<_> = std::iter::once(None).chain(whole.into_iter().map(Some)).map(way).collect();
         ways.dedup();
-        ways.retain(|way| *way != self.values);
+        ways.retain(|way| *way != self.settings.values);
         ways
     }
 
-    /// Returns the inputs of a batch, each with all of its rows.
-    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<InputTensor>, BootRefusal> {
+    /// Returns the inputs of a batch, each with all of its rows. Their shapes omit the batch axis.
+    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<TensorData>, BootRefusal> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
@@ -84,7 +68,7 @@ impl Prover<'_> {
     pub(super) fn laid_out<'t>(
         &self,
         run: ProofBatch,
-        requests: impl Iterator<Item = (u32, &'t [InputTensor])>,
+        requests: impl Iterator<Item = (u32, &'t [TensorData])>,
     ) -> Result<ProofInputs, BootRefusal> {
         let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
         for (rows, tensors) in requests {
@@ -104,14 +88,11 @@ impl Prover<'_> {
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(setup)?;
         slab.write(0, &bytes).expect("the slab has room for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
-        let (open_axis, values) = (self.open_axis, self.values.clone());
-        Ok(ProofInputs { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
+        Ok(ProofInputs { settings: self.settings.clone(), slab, shapes, requests: laid_out })
     }
 
-    fn try_tensors(
-        &self,
-        ProofBatch { size, fill, draw, .. }: ProofBatch,
-    ) -> Result<Vec<InputTensor>, String> {
+    fn try_tensors(&self, ProofBatch { size, draw, .. }: ProofBatch) -> Result<Vec<TensorData>, String> {
+        let InputSettings { fill, open_axis, values } = &self.settings;
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
@@ -122,17 +103,17 @@ impl Prover<'_> {
         }
         let tensor = |(index, (spec, shape)): (usize, (&TensorSpec, &Vec<i64>))| {
             let shape: Vec<i64> =
-                shape.iter().map(|&axis| if axis < 0 { self.open_axis } else { axis }).collect();
+                shape.iter().map(|&axis| if axis < 0 { *open_axis } else { axis }).collect();
             let count = elements(&shape).and_then(|row| row.checked_mul(size as usize));
             let count = count
                 .filter(|&count| count <= MAX_ELEMENTS)
                 .ok_or_else(|| format!("input `{}` of shape {shape:?} has too many elements", spec.name))?;
-            let draw = InputDraw { input: index, fill, draw };
-            let bytes = match self.values.get(index).and_then(Option::as_ref) {
+            let draw = InputDraw { input: index, fill: *fill, draw };
+            let bytes = match values.get(index).and_then(Option::as_ref) {
                 Some(values) => made_up::given(spec.datatype, count, size, draw, values),
                 None => made_up::tensor(spec.datatype, count, size, draw),
             };
-            Ok(InputTensor { shape, bytes })
+            Ok(TensorData { shape, bytes })
         };
         self.signature.inputs.iter().zip(shapes).enumerate().map(tensor).collect()
     }
@@ -144,13 +125,13 @@ fn unmakeable(size: u32, why: &str) -> BootRefusal {
 
 /// Repeats the given row `size` times.
 fn repeated(
-    GivenInput { shape, bytes }: &GivenInput,
+    TensorData { shape, bytes }: &TensorData,
     batched: bool,
     size: u32,
-) -> Result<InputTensor, String> {
+) -> Result<TensorData, String> {
     match (batched, &shape[..]) {
-        (false, _) => Ok(InputTensor { shape: shape.clone(), bytes: bytes.clone() }),
-        (true, [1, row @ ..]) => Ok(InputTensor { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
+        (false, _) => Ok(TensorData { shape: shape.clone(), bytes: bytes.clone() }),
+        (true, [1, row @ ..]) => Ok(TensorData { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
         (true, _) => Err(format!("an input of shape {shape:?} does not have one row")),
     }
 }
@@ -161,8 +142,8 @@ mod tests {
 
     #[test]
     fn the_row_is_repeated_along_the_batch_axis_if_there_is_one() {
-        let input = |shape: &[i64]| GivenInput { shape: shape.to_vec(), bytes: vec![1, 2] };
-        let tensor = |bytes: &[u8]| Ok(InputTensor { shape: vec![2], bytes: bytes.to_vec() });
+        let input = |shape: &[i64]| TensorData { shape: shape.to_vec(), bytes: vec![1, 2] };
+        let tensor = |bytes: &[u8]| Ok(TensorData { shape: vec![2], bytes: bytes.to_vec() });
         assert_eq!(repeated(&input(&[1, 2]), true, 3), tensor(&[1, 2, 1, 2, 1, 2]));
         assert_eq!(repeated(&input(&[2]), false, 1), tensor(&[1, 2]));
         assert!(repeated(&input(&[2, 1]), true, 3).is_err());

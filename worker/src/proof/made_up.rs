@@ -1,9 +1,10 @@
 //! Made-up inputs, which are identical in every worker of a model.
 
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
+
+use super::floats::push_float;
 
 /// The made-up values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,24 @@ pub(super) enum Fill {
 impl Fill {
     /// All kinds of values, in the order in which they are tried.
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
+}
+
+/// The settings from which all workers of a model make up the same inputs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InputSettings {
+    pub(super) fill: Fill,
+    /// The length of the axes that neither the model nor the operator fixes.
+    pub(super) open_axis: i64,
+    /// The values of each input, or `None` for a made-up input. The operator supplies them, or the
+    /// reference worker finds them in its search.
+    pub(super) values: Vec<Option<InputValues>>,
+}
+
+impl InputSettings {
+    /// Returns the first settings to try, with the operator's values.
+    pub fn first(values: Vec<Option<InputValues>>) -> Self {
+        Self { fill: Fill::ALL[0], open_axis: super::OPEN_AXES[0], values }
+    }
 }
 
 /// The purpose for which values are drawn. The warm-up and the proof get different values, so a
@@ -56,16 +75,10 @@ pub(super) fn tensor(
             Fill::Ones => 1,
             Fill::Zeros => 0,
         };
-        match datatype {
-            Datatype::Fp16 => bytes.extend(f16::from_f64(float).to_le_bytes()),
-            Datatype::Bf16 => bytes.extend(bf16::from_f64(float).to_le_bytes()),
-            Datatype::Fp32 => bytes.extend((float as f32).to_le_bytes()),
-            Datatype::Fp64 => bytes.extend(float.to_le_bytes()),
-            Datatype::Bytes => push_byte_string(&mut bytes, &[b'0' + bit]),
-            _ => {
-                let size = datatype.size().expect("only strings have no fixed size");
-                bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size));
-            }
+        match datatype.size() {
+            None => push_byte_string(&mut bytes, &[b'0' + bit]),
+            Some(_) if push_float(&mut bytes, datatype, float) => {}
+            Some(size) => bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size)),
         }
     }
     bytes
@@ -124,12 +137,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
         ElementValue::Number(number) => (*number as i64, *number),
         ElementValue::Text(text) => return push_byte_string(bytes, text.as_bytes()),
     };
-    match datatype {
-        Datatype::Fp16 => bytes.extend(f16::from_f64(number).to_le_bytes()),
-        Datatype::Bf16 => bytes.extend(bf16::from_f64(number).to_le_bytes()),
-        Datatype::Fp32 => bytes.extend((number as f32).to_le_bytes()),
-        Datatype::Fp64 => bytes.extend(number.to_le_bytes()),
-        _ => bytes.extend(whole.to_le_bytes().into_iter().take(datatype.size().unwrap_or(0))),
+    if !push_float(bytes, datatype, number) {
+        bytes.extend(whole.to_le_bytes().into_iter().take(datatype.size().unwrap_or(0)));
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod compare;
 mod extremes;
+mod floats;
 mod inputs;
 mod made_up;
 mod reference;
@@ -26,13 +27,13 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlots;
 use crate::boot::BootChannel;
 use crate::clock::{HungUp, now_ns, still_wanted};
-use crate::engine::{EngineAnswer, GivenInput, ModelEngine, ProofBasis, Signature};
+use crate::engine::{EngineAnswer, ModelEngine, ProofBasis, Signature, TensorData};
 use crate::inputs::Inputs;
 use crate::log_line;
 use inputs::ProofInputs;
-pub use made_up::Draw;
 use made_up::Fill;
-use reference::{Reference, ReferenceOutput, SizeAnswers};
+pub use made_up::{Draw, InputSettings};
+use reference::{Reference, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
 /// The maximum number of answers of a stream that the proof compares. More than one is needed,
@@ -52,12 +53,10 @@ pub struct Prover<'a> {
     /// The memory of the response slots, from which the prover reads the answers.
     pub answers: &'a ReadableSlab,
     pub warm_up: &'a WarmUp,
-    /// A socket that the supervisor closes when it no longer waits for the proof, or `None` if the
-    /// supervisor always waits.
-    pub socket: Option<BorrowedFd<'a>>,
-    /// The channel on which the worker reports progress to the supervisor, or `None` if it does not
-    /// report progress.
-    pub channel: Option<&'a BootChannel>,
+    /// A socket that the supervisor closes when it no longer waits for the proof.
+    pub socket: BorrowedFd<'a>,
+    /// The channel on which the worker reports progress to the supervisor.
+    pub channel: &'a BootChannel,
     /// True if the model executes on a real GPU. In that case, the batches of each slot use
     /// separate memory, so the proof tries every slot.
     pub on_gpu: bool,
@@ -66,22 +65,17 @@ pub struct Prover<'a> {
     pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
     pub file: Option<&'a Path>,
-    /// The values of each input. The operator supplies them, or the reference worker finds them in
-    /// its search. Later workers take them from the reference answers.
-    pub values: Vec<Option<InputValues>>,
-    /// The length of the axes that neither the model nor the operator fixes. Later workers take
-    /// this length from the reference answers.
-    pub open_axis: i64,
+    /// The settings of the next batch. Later workers take them from the reference answers.
+    pub settings: InputSettings,
     /// The inputs that the model itself supplies, which replace made-up inputs. Later workers take
     /// these inputs from the reference answers.
-    pub given: Option<Vec<GivenInput>>,
+    pub given: Option<Vec<TensorData>>,
 }
 
 /// A batch of the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProofBatch {
     size: u32,
-    fill: Fill,
     draw: Draw,
     slot: u8,
     groups: Groups,
@@ -102,14 +96,6 @@ impl From<HungUp> for ProofError {
     }
 }
 
-/// A combination of made-up inputs that the reference worker tries.
-#[derive(Debug, Clone, PartialEq)]
-struct Attempt {
-    fill: Fill,
-    open_axis: i64,
-    values: Vec<Option<InputValues>>,
-}
-
 /// Writes the reference answers, and returns the time of each batch size. Some models cannot run on
 /// some made-up inputs, for example because the model divides by them. In that case, tries other
 /// inputs.
@@ -124,7 +110,7 @@ pub fn write_reference(prover: &mut Prover<'_>, file: &File) -> Result<Vec<WarmT
     }
     if let Some((reference, times)) = found {
         if times.iter().any(|time| time.rows > 1 && !prover.is_useless(time.took)) {
-            prover.check_rows(&reference.basis, reference.fill, &times)?;
+            prover.check_rows(&reference.basis, &times)?;
         }
         reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         return Ok(times);
@@ -145,12 +131,12 @@ fn with_advice(prover: &Prover<'_>, refusal: BootRefusal) -> BootRefusal {
 fn first_that_runs(
     prover: &mut Prover<'_>,
     basis: &ProofBasis,
-    attempts: Vec<Attempt>,
+    attempts: Vec<InputSettings>,
     first: &mut Option<BootRefusal>,
 ) -> Option<(Reference, Vec<WarmTime>)> {
-    attempts.into_iter().find_map(|Attempt { fill, open_axis, values }| {
-        (prover.open_axis, prover.values) = (open_axis, values);
-        match reference_of(prover, basis, fill) {
+    attempts.into_iter().find_map(|settings| {
+        prover.settings = settings;
+        match reference_of(prover, basis) {
             Ok(found) => Some(found),
             Err(refusal) => {
                 // The advice must be read now, because the engine keeps only its last failure.
@@ -164,14 +150,13 @@ fn first_that_runs(
 fn reference_of(
     prover: &mut Prover<'_>,
     basis: &ProofBasis,
-    fill: Fill,
 ) -> Result<(Reference, Vec<WarmTime>), BootRefusal> {
     let mut basis = basis.clone();
     let mut sizes = Vec::with_capacity(prover.warm_up.sizes.len());
     let mut times = Vec::new();
     for &size in &prover.warm_up.sizes {
         prover.begin(size);
-        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, mut took) = prover.run(run)?;
         if answers.is_empty() {
             let why = "the stream ended without an answer, so it proves nothing".to_owned();
@@ -198,26 +183,22 @@ fn reference_of(
             break;
         }
     }
-    let (open_axis, values) = (prover.open_axis, prover.values.clone());
-    Ok((Reference { basis, fill, open_axis, values, sizes }, times))
+    Ok((Reference { basis, settings: prover.settings.clone(), sizes }, times))
 }
 
 /// Runs every batch size in every slot. This does all one-time work of a process: it allocates
 /// memory, loads and chooses kernels, and records executions. The inputs have the same fill as
 /// those of the reference answers, because the model may not run on another fill. Their values
-/// differ from those of the reference answers. Without reference answers, the first fill is used.
-pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofError> {
-    let fill = match file {
-        Some(file) => prover.read(file)?.fill,
-        None => Fill::ALL[0],
-    };
+/// differ from those of the reference answers.
+pub fn warm(prover: &mut Prover<'_>, file: &File) -> Result<(), ProofError> {
+    prover.read(file)?;
     // The largest size comes first, because all smaller sizes then fit into the memory that it
     // allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.begin(size);
         for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
-            prover.run(ProofBatch { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
+            prover.run(ProofBatch { size, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
     }
     for &size in prover.warm_up.sizes.iter().rev() {
@@ -231,7 +212,7 @@ pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofErr
 /// Proves the answers on these groups. Returns the time of each batch size. Stops at the first size
 /// that does not fit on the groups.
 pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, ProofError> {
-    let Reference { basis, fill, sizes, .. } = prover.read(file)?;
+    let Reference { basis, sizes, .. } = prover.read(file)?;
     let mut times = Vec::with_capacity(prover.warm_up.sizes.len());
     for &size in &prover.warm_up.sizes {
         if !prover.engine.fits(groups, size) {
@@ -249,7 +230,7 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
         for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
-            let (answers, took) = prover.run(ProofBatch { size, fill, draw: Draw::Proof, slot, groups })?;
+            let (answers, took) = prover.run(ProofBatch { size, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
             if basis.deterministic {
                 time.error = time.error.max(compare_answers(prover, expected, &answers, size)?);
@@ -264,8 +245,8 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
 /// difference is too large.
 fn compare_answers(
     prover: &Prover<'_>,
-    expected: &[ReferenceOutput],
-    answers: &[ReferenceOutput],
+    expected: &[TensorData],
+    answers: &[TensorData],
     size: u32,
 ) -> Result<f64, BootRefusal> {
     if expected.len() != answers.len() {
@@ -289,10 +270,8 @@ fn compare_answers(
 impl Prover<'_> {
     /// Tells the supervisor which batch size the worker runs next.
     fn begin(&self, size: u32) {
-        if let Some(channel) = self.channel {
-            // A failure is ignored here, because the next check of the socket finds the reason.
-            channel.send(BootReply::Warming { rows: size }).ok();
-        }
+        // A failure is ignored here, because the next check of the socket finds the reason.
+        self.channel.send(BootReply::Warming { rows: size }).ok();
     }
 
     /// Returns true if every value is safe to try. On the CPU, a model only returns an error if it
@@ -308,7 +287,7 @@ impl Prover<'_> {
     /// Returns an error if the supervisor no longer waits for the proof. Call this between two
     /// runs, because a run on a GPU delays other workers and cannot be interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
-        self.socket.map_or(Ok(()), still_wanted)
+        still_wanted(self.socket)
     }
 
     /// Returns the number of slots to try. On a GPU, each slot has its own memory and recordings,
@@ -321,8 +300,7 @@ impl Prover<'_> {
     fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {
         let read = Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         self.given.clone_from(&read.basis.inputs);
-        self.open_axis = read.open_axis;
-        self.values.clone_from(&read.values);
+        self.settings.clone_from(&read.settings);
         Ok(read)
     }
 
@@ -334,19 +312,22 @@ impl Prover<'_> {
         at_smallest && self.given.is_none()
     }
 
-    fn made_up_attempts(&self, lengths: &[i64]) -> Vec<Attempt> {
+    fn made_up_attempts(&self, lengths: &[i64]) -> Vec<InputSettings> {
         let fills = if self.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
-        let values = &self.values;
+        let values = &self.settings.values;
         let of = |&open_axis: &i64| {
-            fills.iter().map(move |&fill| Attempt { fill, open_axis, values: values.clone() })
+            fills.iter().map(move |&fill| InputSettings { fill, open_axis, values: values.clone() })
         };
         lengths.iter().flat_map(of).collect()
     }
 
-    fn attempts_of_file(&self) -> Vec<Attempt> {
+    fn attempts_of_file(&self) -> Vec<InputSettings> {
         let of = |values: Vec<Option<InputValues>>| {
-            let with =
-                move |&open_axis: &i64| Attempt { fill: Fill::ALL[0], open_axis, values: values.clone() };
+            let with = move |&open_axis: &i64| InputSettings {
+                fill: Fill::ALL[0],
+                open_axis,
+                values: values.clone(),
+            };
             OPEN_AXES[..1].iter().chain(self.further_lengths()).map(with)
         };
         self.values_of_file().into_iter().flat_map(of).collect()
@@ -382,7 +363,7 @@ impl Prover<'_> {
         )
     }
 
-    fn run(&mut self, run: ProofBatch) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
+    fn run(&mut self, run: ProofBatch) -> Result<(Vec<TensorData>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
         self.run_on(run, &made_up)
     }
@@ -391,7 +372,7 @@ impl Prover<'_> {
         &mut self,
         run: ProofBatch,
         made_up: &ProofInputs,
-    ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
+    ) -> Result<(Vec<TensorData>, Duration), BootRefusal> {
         let ProofBatch { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
@@ -420,20 +401,20 @@ impl Prover<'_> {
         Ok((answers, took))
     }
 
-    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<ReferenceOutput> {
+    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<TensorData> {
         let read = |output: BatchOutput| {
             let part = |part: &Extent| {
                 self.answers.bytes(part.offset, part.len).expect("the engine has written this part")
             };
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();
-            ReferenceOutput { shape: output.shape, bytes: parts.concat() }
+            TensorData { shape: output.shape, bytes: parts.concat() }
         };
         outputs.into_iter().map(read).collect()
     }
 
     fn made_up(&mut self, run: ProofBatch) -> Result<Rc<ProofInputs>, BootRefusal> {
         let key = (run.size, run.draw);
-        if let Some(known) = self.inputs.get(&key).filter(|known| known.is_of(run.fill, self)) {
+        if let Some(known) = self.inputs.get(&key).filter(|known| known.settings == self.settings) {
             return Ok(Rc::clone(known));
         }
         let made_up = Rc::new(self.make_up(run)?);

@@ -5,37 +5,24 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::boot::InputValues;
 
-use super::made_up::Fill;
-use crate::engine::ProofBasis;
+use super::made_up::InputSettings;
+use crate::engine::{ProofBasis, TensorData};
 
 /// The reference answers, and the inputs that produce these answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,
-    /// The fill that determines made-up inputs.
-    pub(super) fill: Fill,
-    /// The length of the axes that neither the model nor the operator fixes.
-    pub(super) open_axis: i64,
-    /// The values of each input, or `None` for a made-up input.
-    pub(super) values: Vec<Option<InputValues>>,
+    pub(super) settings: InputSettings,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
-/// The answers at one batch size, in the order of the model's outputs.
+/// The answers at one batch size, in the order of the model's outputs. Their shapes omit the batch
+/// axis.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SizeAnswers {
     pub(super) size: u32,
-    pub(super) answers: Vec<ReferenceOutput>,
-}
-
-/// One output of an answer.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ReferenceOutput {
-    /// The shape without the batch axis.
-    pub(super) shape: Vec<i64>,
-    pub(super) bytes: Vec<u8>,
+    pub(super) answers: Vec<TensorData>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,18 +55,16 @@ impl Reference {
 
 #[cfg(test)]
 mod tests {
+    use super::super::made_up::Fill;
     use super::*;
-    use crate::engine::GivenInput;
 
     fn reference() -> Reference {
-        let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
-        let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
+        let answer = TensorData { shape: vec![2], bytes: vec![1, 2, 3, 250] };
+        let input = TensorData { shape: vec![1, 2], bytes: vec![7, 8] };
         let basis = ProofBasis { deterministic: false, inputs: Some(vec![input]) };
         Reference {
             basis,
-            fill: Fill::Ones,
-            open_axis: 1,
-            values: vec![None],
+            settings: InputSettings { fill: Fill::Ones, open_axis: 1, values: vec![None] },
             sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }],
         }
     }

@@ -14,11 +14,9 @@ use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::compare::compare;
 use super::extremes::{Extreme, extreme, neighbour};
-use super::inputs::InputTensor;
 use super::made_up::{Draw, Fill};
-use super::reference::ReferenceOutput;
 use super::{ProofBatch, Prover};
-use crate::engine::ProofBasis;
+use crate::engine::{ProofBasis, TensorData};
 use shadowslice_shared::groups::Groups;
 
 /// The factor on the usual tolerance when a row in a batch is compared with the same row alone. It
@@ -37,12 +35,7 @@ const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
 impl Prover<'_> {
     /// Compares the answers to a batch of several rows with the answers to each row alone.
-    pub(super) fn check_rows(
-        &mut self,
-        basis: &ProofBasis,
-        fill: Fill,
-        times: &[WarmTime],
-    ) -> Result<(), BootRefusal> {
+    pub(super) fn check_rows(&mut self, basis: &ProofBasis, times: &[WarmTime]) -> Result<(), BootRefusal> {
         let Some(size) =
             rows_to_compare(times).filter(|_| self.warm_up.batched && self.signature.streams == 0)
         else {
@@ -58,9 +51,9 @@ impl Prover<'_> {
                 )),
             };
         }
-        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
-        let varied = self.varied(fill, &rows);
+        let varied = self.varied(&rows);
         // A model may refuse the changed values, for example because it looks them up in a table.
         // In that case, the rows are compared without changes.
         let (rows, alone) = match self.run_alone(run, &varied) {
@@ -73,7 +66,7 @@ impl Prover<'_> {
         };
         let orders = [(0..rows.len()).collect::<Vec<_>>(), (0..rows.len()).rev().collect()];
         for order in orders {
-            let batch: Vec<&Vec<InputTensor>> = order.iter().map(|&row| &rows[row]).collect();
+            let batch: Vec<&Vec<TensorData>> = order.iter().map(|&row| &rows[row]).collect();
             let together = self.run_rows(run, &batch)?;
             let expected = joined(order.iter().map(|&row| &alone[row]));
             self.compare_rows(&expected, &together, size)?;
@@ -88,20 +81,20 @@ impl Prover<'_> {
     fn run_alone(
         &mut self,
         run: ProofBatch,
-        rows: &[Vec<InputTensor>],
-    ) -> Result<Vec<Vec<ReferenceOutput>>, BootRefusal> {
+        rows: &[Vec<TensorData>],
+    ) -> Result<Vec<Vec<TensorData>>, BootRefusal> {
         rows.iter().map(|row| self.run_rows(run, &[row])).collect()
     }
 
     /// Changes every second row of an input if its strings or integers are equal in all rows. Equal
     /// rows would not show whether they depend on each other.
-    fn varied(&self, fill: Fill, rows: &[Vec<InputTensor>]) -> Vec<Vec<InputTensor>> {
+    fn varied(&self, rows: &[Vec<TensorData>]) -> Vec<Vec<TensorData>> {
         let mut varied = rows.to_vec();
         for (input, spec) in self.signature.inputs.iter().enumerate() {
             let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
             let is_made_up = self.is_made_up(input);
             // The fill draws both 0 and 1, so the model accepts both.
-            let is_safe = is_made_up && fill == Fill::Bits;
+            let is_safe = is_made_up && self.settings.fill == Fill::Bits;
             if are_equal && (is_safe || self.survives_any_value()) {
                 for row in varied.iter_mut().skip(1).step_by(2) {
                     row[input].bytes = neighbour(spec.datatype, &row[input].bytes, is_safe);
@@ -113,7 +106,7 @@ impl Prover<'_> {
 
     /// Returns true if an input holds made-up values, which have no meaning for the model.
     fn is_made_up(&self, input: usize) -> bool {
-        self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
+        self.given.is_none() && self.settings.values.get(input).is_none_or(Option::is_none)
     }
 
     /// Runs the batch with an extreme row in place of the last row. `alone` are the answers that
@@ -121,13 +114,13 @@ impl Prover<'_> {
     fn check_beside_extremes(
         &mut self,
         run: ProofBatch,
-        rows: &[Vec<InputTensor>],
-        alone: &[ReferenceOutput],
+        rows: &[Vec<TensorData>],
+        alone: &[TensorData],
     ) -> Result<(), BootRefusal> {
         let Some((last, others)) = rows.split_last() else { return Ok(()) };
         for which in [Extreme::Floats, Extreme::Integers] {
-            let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
-            let batch: Vec<&Vec<InputTensor>> = others.iter().chain([&extreme]).collect();
+            let Some(extreme) = self.extreme_row(which, last) else { continue };
+            let batch: Vec<&Vec<TensorData>> = others.iter().chain([&extreme]).collect();
             // A model may refuse extreme values, for example because it looks them up in a table.
             // In that case, this kind of extreme is skipped.
             let Ok(mut together) = self.run_rows(run, &batch) else { continue };
@@ -141,21 +134,21 @@ impl Prover<'_> {
 
     /// Returns a copy of the row with extreme values, or `None` if no value of the row would
     /// change.
-    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
+    fn extreme_row(&self, which: Extreme, row: &[TensorData]) -> Option<Vec<TensorData>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
-        let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
+        let changed = inputs.map(|(input, (spec, TensorData { shape, bytes }))| {
             let may_change = self.is_made_up(input) && self.survives_any_value();
-            let with = extreme(which, spec.datatype, bytes, may_change.then_some(fill));
-            InputTensor { shape: shape.clone(), bytes: with }
+            let with = extreme(which, spec.datatype, bytes, may_change.then_some(self.settings.fill));
+            TensorData { shape: shape.clone(), bytes: with }
         });
-        let changed: Vec<InputTensor> = changed.collect();
+        let changed: Vec<TensorData> = changed.collect();
         (changed != row).then_some(changed)
     }
 
     fn compare_rows(
         &self,
-        alone: &[ReferenceOutput],
-        together: &[ReferenceOutput],
+        alone: &[TensorData],
+        together: &[TensorData],
         size: u32,
     ) -> Result<(), BootRefusal> {
         let outputs = self.signature.outputs.iter().zip(alone).zip(together);
@@ -173,12 +166,12 @@ impl Prover<'_> {
     }
 
     /// Splits the inputs of a batch into its rows.
-    fn rows_of(&self, run: ProofBatch) -> Result<Vec<Vec<InputTensor>>, BootRefusal> {
+    fn rows_of(&self, run: ProofBatch) -> Result<Vec<Vec<TensorData>>, BootRefusal> {
         let mut rows = vec![Vec::new(); run.size as usize];
         let tensors = self.tensors(run)?;
-        for (spec, InputTensor { shape, bytes }) in self.signature.inputs.iter().zip(tensors) {
+        for (spec, TensorData { shape, bytes }) in self.signature.inputs.iter().zip(tensors) {
             for (row, bytes) in rows.iter_mut().zip(split(spec.datatype, &bytes, run.size as usize)) {
-                row.push(InputTensor { shape: shape.clone(), bytes });
+                row.push(TensorData { shape: shape.clone(), bytes });
             }
         }
         Ok(rows)
@@ -188,8 +181,8 @@ impl Prover<'_> {
     fn run_rows(
         &mut self,
         run: ProofBatch,
-        rows: &[&Vec<InputTensor>],
-    ) -> Result<Vec<ReferenceOutput>, BootRefusal> {
+        rows: &[&Vec<TensorData>],
+    ) -> Result<Vec<TensorData>, BootRefusal> {
         let made_up = self.laid_out(run, rows.iter().map(|row| (1, row.as_slice())))?;
         Ok(self.run_on(run, &made_up)?.0)
     }
@@ -204,15 +197,13 @@ fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
 }
 
 /// Returns the outputs. Each output contains the rows of all answers, in sequence.
-fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<ReferenceOutput> {
-    let mut joined: Vec<ReferenceOutput> = Vec::new();
+fn joined<'a>(answers: impl Iterator<Item = &'a Vec<TensorData>>) -> Vec<TensorData> {
+    let mut joined: Vec<TensorData> = Vec::new();
     for answer in answers {
         for (at, output) in answer.iter().enumerate() {
             match joined.get_mut(at) {
                 Some(all) => all.bytes.extend(&output.bytes),
-                None => {
-                    joined.push(ReferenceOutput { shape: output.shape.clone(), bytes: output.bytes.clone() })
-                }
+                None => joined.push(TensorData { shape: output.shape.clone(), bytes: output.bytes.clone() }),
             }
         }
     }
@@ -249,7 +240,7 @@ mod tests {
         };
         let rows = split(Datatype::Bytes, &strings(&["a", "bcd", "", "e"]), 2);
         assert_eq!(rows, [strings(&["a", "bcd"]), strings(&["", "e"])]);
-        let answer = |bytes: &[u8]| vec![ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() }];
+        let answer = |bytes: &[u8]| vec![TensorData { shape: vec![1], bytes: bytes.to_vec() }];
         let joined = joined([answer(&[1]), answer(&[2, 3])].iter());
         assert_eq!(joined, answer(&[1, 2, 3]));
     }

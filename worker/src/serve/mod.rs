@@ -3,6 +3,7 @@
 
 mod on_gpu;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -42,16 +43,8 @@ pub struct WarmWorker {
 /// The reasons why a worker stops serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServeError {
-    #[error(
-        "cannot receive batches from the supervisor; this worker exits, and the supervisor starts another one"
-    )]
-    Receive(#[source] Errno),
-    #[error(
-        "cannot send answers to the supervisor; this worker exits, and the supervisor starts another one"
-    )]
-    Send(#[source] Errno),
-    #[error("cannot wait for the next batch; this worker exits, and the supervisor starts another one")]
-    Wait(#[source] Errno),
+    #[error("cannot {0}; this worker exits, and the supervisor starts another one")]
+    Socket(&'static str, #[source] Errno),
     /// The GPU is unusable for this process; another process may still use it.
     #[error(
         "a CUDA error made the GPU unusable for this worker; this worker exits, and the supervisor starts another one"
@@ -63,8 +56,10 @@ impl WarmWorker {
     pub fn serve(self) -> Result<(), ServeError> {
         match self.engine {
             ModelEngine::OnGpu(engine) => {
-                GpuServeLoop::new(*engine, self.signature, self.batched, self.requests, self.slots)
-                    .serve(&self.socket)
+                let Self { signature, batched, requests, slots, socket, .. } = self;
+                let in_flight = VecDeque::with_capacity(IN_FLIGHT);
+                GpuServeLoop { engine: *engine, signature, batched, requests, slots, in_flight }
+                    .serve(&socket)
             }
             _ => self.one_by_one(),
         }
@@ -99,7 +94,7 @@ impl WarmWorker {
                     None => continue,
                 },
                 Ok(Command::Forget(groups)) => {
-                    self.engine.forget(groups);
+                    self.engine.forget(groups, false);
                     continue;
                 }
                 Err(unreadable) => WorkerMessage::Answer(unreadable),
@@ -168,7 +163,7 @@ fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeEr
     match received {
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
         Ok(len) => Ok(Some(len)),
-        Err(errno) => Err(ServeError::Receive(errno)),
+        Err(errno) => Err(ServeError::Socket("receive batches from the supervisor", errno)),
     }
 }
 
@@ -189,7 +184,7 @@ fn send_report(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> 
     match send(socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
-        Err(errno) => Err(ServeError::Send(errno)),
+        Err(errno) => Err(ServeError::Socket("send answers to the supervisor", errno)),
     }
 }
 

@@ -16,22 +16,22 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeError, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
-use crate::engine::{GpuEngine, Signature, no_stream_failure};
+use crate::engine::{Engine, GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
 /// The state of the loop that serves batches on the GPU.
 pub(super) struct GpuServeLoop {
-    engine: GpuEngine,
-    signature: Signature,
-    batched: bool,
-    requests: ReadableSlab,
-    slots: AnswerSlots,
+    pub(super) engine: GpuEngine,
+    pub(super) signature: Signature,
+    pub(super) batched: bool,
+    pub(super) requests: ReadableSlab,
+    pub(super) slots: AnswerSlots,
     /// The batches on the GPU, in the order in which they will end.
-    in_flight: VecDeque<PendingBatch>,
+    pub(super) in_flight: VecDeque<PendingBatch>,
 }
 
 /// A batch that the GPU has not finished yet.
-struct PendingBatch {
+pub(super) struct PendingBatch {
     id: u64,
     slot: u8,
     groups: Groups,
@@ -45,16 +45,6 @@ struct PollResult {
 }
 
 impl GpuServeLoop {
-    pub(super) fn new(
-        engine: GpuEngine,
-        signature: Signature,
-        batched: bool,
-        requests: ReadableSlab,
-        slots: AnswerSlots,
-    ) -> Self {
-        Self { engine, signature, batched, requests, slots, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
-    }
-
     /// Serves until the supervisor closes the socket. Then answers all batches that have started.
     pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
@@ -113,7 +103,7 @@ impl GpuServeLoop {
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(ServeError::Wait(errno)),
+            Err(errno) => return Err(ServeError::Socket("wait for the next batch", errno)),
         }
         let ready = |polled: &PollFd<'_>| polled.any() != Some(false);
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })

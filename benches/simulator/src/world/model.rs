@@ -5,6 +5,7 @@ use std::time::Duration;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{
     Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
+    Unanswered,
 };
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
 use shadowslice_policy::workers::{LifecycleEvent, Workers};
@@ -13,7 +14,7 @@ use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
-use shadowslice_shared::units::Sms;
+use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::handover;
 use super::partitions::InWorkerShare;
@@ -119,8 +120,14 @@ impl<'a> WorldModel<'a> {
             QueuedRequest { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
             Ok(()) => self.dispatch(now, shared),
-            Err(_) => self.tally.refused += 1,
+            Err(_) => self.refused(1, arrived),
         }
+    }
+
+    /// Counts requests that the scheduler refused.
+    fn refused(&mut self, count: usize, at: Timestamp) {
+        self.tally.refused += count as u64;
+        (0..count).for_each(|_| self.scheduler.record_unanswered(Unanswered::Overloaded, at));
     }
 
     /// Sends all batches that the scheduler can send now, and sets the timer for the next batch.
@@ -129,7 +136,7 @@ impl<'a> WorldModel<'a> {
             match self.scheduler.next(timestamp(now)) {
                 NextAction::Wait(rest) => break rest,
                 NextAction::Act(refused, sending) => {
-                    self.tally.refused += refused.len() as u64;
+                    self.refused(refused.len(), timestamp(now));
                     if let Some(sending) = sending {
                         self.send(sending, now, shared);
                     }
@@ -180,7 +187,7 @@ impl<'a> WorldModel<'a> {
         }
         for request in &batch.requests {
             let latency = timestamp(now).since(request.arrived);
-            self.scheduler.record_answer(latency);
+            self.scheduler.record_answer(latency, timestamp(now));
             self.tally.answer(ns(latency), self.slo_ns);
         }
         self.scheduler.record_completion(worker, &batch, took);

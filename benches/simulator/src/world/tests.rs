@@ -232,9 +232,9 @@ fn a_policy_gets_the_facts_of_whole_intervals() {
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let mut script = Script::new(vec![]);
     let _outcome = script.run(&scenario, (0..200).map(|n| at(n * 10)).collect());
-    let Observation { span, arrived, answered, in_time, busy, mean_latency, .. } =
+    let Observation { span, arrived, answered, attainment, busy, mean_latency, .. } =
         script.at(2).observation.clone();
-    assert_eq!((span, arrived, answered, in_time), (Duration::from_millis(500), 50, 50, 50));
+    assert_eq!((span, arrived, answered, attainment), (Duration::from_millis(500), 50, 50, Some(1.0)));
     assert!((busy - 1.0).abs() < 1e-9);
     assert_eq!(mean_latency, Duration::from_millis(10));
     assert_eq!(script.seen[1].now, Timestamp::after_origin(Duration::from_secs(1)));

@@ -1,9 +1,8 @@
 //! Converts an array to the values of a model's input. This module does no I/O.
 
-use std::fmt;
-
 use half::{bf16, f16};
-use shadowslice_shared::boot::{ElementValue, InputValues, RowBytes};
+use serde_json::Value;
+use shadowslice_shared::boot::{InputValues, RowBytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_string};
 
 use super::{Array, ArrayFile, Elements};
@@ -12,53 +11,15 @@ use super::{Array, ArrayFile, Elements};
 /// larger batch.
 const MAX_ROWS: usize = 1024;
 
-/// The reason why an array cannot supply the values of an input.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ArrayMismatch {
-    /// The array's datatype differs from the input's datatype.
-    #[error("the input is {expected}, but the array is {got}; convert the array")]
-    Datatype {
-        /// The datatype of the input.
-        expected: Datatype,
-        /// The datatype of the array.
-        got: Datatype,
-    },
-    /// The array's shape does not match the input's shape.
-    #[error(
-        "the input's shape is {expected:?} (-1: any size{batch}), but the array's shape is {got:?}; reshape the array",
-        batch = if *.batched { ", the first axis is the batch" } else { "" }
-    )]
-    Shape {
-        /// The shape of the input, including a batch axis.
-        expected: Vec<i64>,
-        /// The shape of the array.
-        got: Vec<i64>,
-        /// True if the first axis is the batch axis.
-        batched: bool,
-    },
-    /// The input's datatype cannot represent a value of the array.
-    #[error("the input is {expected}, but the array has {value}; replace this value")]
-    Value {
-        /// The datatype of the input.
-        expected: Datatype,
-        /// The value as the message shows it. A text may be a secret, so this field contains only
-        /// the word "text" instead.
-        value: String,
-    },
-    /// The file that should contain the array cannot be used.
-    #[error("the array's file is unusable")]
-    NoArray,
-}
-
 impl ArrayFile {
     /// Returns the shape of `input` without the batch axis, and the input's values. If the model
     /// has a batch axis, each row of the array becomes a row of a batch.
     ///
     /// # Errors
     ///
-    /// [`ArrayMismatch`] if the array does not fit the input.
-    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), ArrayMismatch> {
-        let array = self.array.as_ref().ok_or(ArrayMismatch::NoArray)?;
+    /// A message that says why the array does not fit the input.
+    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), String> {
+        let array = self.array.as_ref().ok_or("the array's file is unusable")?;
         array.check_shape(input, batched)?;
         let bytes = array.bytes(input.datatype)?;
         let (rows, shape) = match array.shape() {
@@ -71,85 +32,64 @@ impl ArrayFile {
 }
 
 impl Array {
-    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), ArrayMismatch> {
+    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), String> {
         let fits = |(&expected, &got): (&i64, &i64)| expected < 0 || expected == got;
         if input.shape.len() == self.shape.len() && input.shape.iter().zip(&self.shape).all(fits) {
             return Ok(());
         }
-        let (expected, got) = (input.shape.clone(), self.shape.clone());
-        Err(ArrayMismatch::Shape { expected, got, batched })
+        let batch = if batched { ", the first axis is the batch" } else { "" };
+        Err(format!(
+            "the input's shape is {:?} (-1: any size{batch}), but the array's shape is {:?}; reshape the array",
+            input.shape, self.shape
+        ))
     }
 
     /// Returns the array's elements as the bytes of a tensor of type `datatype`.
-    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
+    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, String> {
         if let Some(got) = self.datatype.filter(|&got| got != datatype) {
-            return Err(ArrayMismatch::Datatype { expected: datatype, got });
+            return Err(format!("the input is {datatype}, but the array is {got}; convert the array"));
         }
-        match &self.elements {
-            Elements::Bytes(bytes) => Ok(bytes.clone()),
-            Elements::Values(values) => {
-                let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
-                for value in values {
-                    push(&mut bytes, datatype, value).ok_or_else(|| ArrayMismatch::Value {
-                        expected: datatype,
-                        value: Shown(value).to_string(),
-                    })?;
-                }
-                Ok(bytes)
-            }
-        }
-    }
-}
-
-/// An element that error messages show.
-struct Shown<'v>(&'v ElementValue);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            ElementValue::Whole(whole) => whole.fmt(f),
-            ElementValue::Number(number) => write!(f, "{number:?}"),
+        let values = match &self.elements {
+            Elements::Bytes(bytes) => return Ok(bytes.clone()),
+            Elements::Values(values) => values,
+        };
+        let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
+        for value in values {
             // The operator may have named the wrong file, and a text in that file may be a secret.
-            ElementValue::Text(_) => f.write_str("text"),
+            let shown = || match value {
+                Value::Number(_) | Value::Bool(_) | Value::Null => value.to_string(),
+                _ => "text".to_owned(),
+            };
+            push(&mut bytes, datatype, value).ok_or_else(|| {
+                format!("the input is {datatype}, but the array has {}; replace this value", shown())
+            })?;
         }
+        Ok(bytes)
     }
 }
 
 /// Appends a value's bytes. Returns `None` if the datatype cannot represent the value.
-fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option<()> {
-    let number = match (datatype, value) {
-        (Datatype::Bytes, ElementValue::Text(text)) => {
-            push_byte_string(bytes, text.as_bytes());
-            return Some(());
-        }
-        (Datatype::Bytes, _) | (_, ElementValue::Text(_)) => return None,
-        (_, ElementValue::Whole(whole)) => *whole as f64,
-        (_, ElementValue::Number(number)) => *number,
-    };
-    match (datatype, value) {
-        (Datatype::Fp16, _) => {
-            bytes.extend(Some(f16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
-        }
-        (Datatype::Bf16, _) => {
-            bytes.extend(Some(bf16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
-        }
-        (Datatype::Fp32, _) => bytes.extend(Some(number as f32).filter(|f| f.is_finite())?.to_le_bytes()),
-        (Datatype::Fp64, _) => bytes.extend(number.to_le_bytes()),
-        (_, ElementValue::Whole(whole)) => {
+fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &Value) -> Option<()> {
+    let whole = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
+    let whole = whole.or(value.as_bool().map(i128::from));
+    let float = value.as_f64().or(value.as_bool().map(f64::from));
+    match datatype {
+        Datatype::Bytes => push_byte_string(bytes, value.as_str()?.as_bytes()),
+        Datatype::Fp16 => bytes.extend(Some(f16::from_f64(float?)).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Bf16 => bytes.extend(Some(bf16::from_f64(float?)).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Fp32 => bytes.extend(Some(float? as f32).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Fp64 => bytes.extend(float?.to_le_bytes()),
+        _ => {
             let size = datatype.size()?;
-            let bits = 8 * size as u32;
-            let is_signed =
-                matches!(datatype, Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64);
-            let (least, most) = match datatype {
-                Datatype::Bool => (0, 1),
-                _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
-                // The JSON reader rejects numbers above `i64::MAX`, so `i64::MAX` is also the limit
-                // for UINT64.
-                _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
+            let range = match datatype {
+                Datatype::Bool => 0..=1,
+                Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64 => {
+                    -1_i128 << (8 * size - 1)..=(1_i128 << (8 * size - 1)) - 1
+                }
+                _ => 0..=(1_i128 << (8 * size)) - 1,
             };
-            bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);
+            bytes.extend(&whole.filter(|whole| range.contains(whole))?.to_le_bytes()[..size]);
         }
-        _ => return None,
     }
     Some(())
 }
@@ -173,6 +113,8 @@ fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::json;
+
     use super::*;
 
     fn file(datatype: Option<Datatype>, shape: &[i64], elements: Elements) -> ArrayFile {
@@ -184,7 +126,7 @@ mod tests {
         TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
+    fn values(values: Vec<Value>, datatype: Datatype) -> Result<Vec<u8>, String> {
         let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
         array.bytes(datatype)
     }
@@ -210,7 +152,7 @@ mod tests {
     #[test]
     fn a_mismatch_shows_what_the_input_expects() {
         let file = file(Some(Datatype::Fp64), &[3, 4], Elements::Bytes(vec![0; 96]));
-        let error = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
+        let error = |input, batched| file.fit(&input, batched).unwrap_err();
         assert_eq!(
             error(spec(Datatype::Fp64, &[-1, 5]), true),
             "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's shape is [3, 4]; reshape the array"
@@ -222,19 +164,24 @@ mod tests {
 
     #[test]
     fn values_without_a_type_must_be_those_of_the_input() {
-        let whole = |whole| values(vec![ElementValue::Whole(whole)], Datatype::Int8);
-        assert_eq!((whole(-128), whole(127)), (Ok(vec![0x80]), Ok(vec![0x7f])));
-        assert!(whole(128).is_err() && whole(-129).is_err());
-        let fits = |value, datatype| values(vec![ElementValue::Whole(value)], datatype).is_ok();
-        assert!(fits(255, Datatype::Uint8) && !fits(256, Datatype::Uint8) && !fits(-1, Datatype::Uint64));
-        assert!(fits(u32::MAX.into(), Datatype::Uint32) && !fits(1 << 32, Datatype::Uint32));
-        assert!(fits(i64::MAX, Datatype::Uint64) && fits(i64::MIN, Datatype::Int64));
-        assert!(fits(1, Datatype::Bool) && !fits(2, Datatype::Bool) && fits(2, Datatype::Fp16));
-        let number = |number, datatype| values(vec![ElementValue::Number(number)], datatype);
-        assert_eq!(number(0.5, Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
-        assert_eq!(number(0.5, Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
-        assert!(number(1e39, Datatype::Fp32).is_err() && number(0.5, Datatype::Int32).is_err());
-        let error = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
-        assert_eq!(error.to_string(), "the input is INT64, but the array has text; replace this value");
+        let bytes = |value: Value, datatype| values(vec![value], datatype);
+        assert_eq!(bytes(json!(-128), Datatype::Int8), Ok(vec![0x80]));
+        assert_eq!(bytes(json!(127), Datatype::Int8), Ok(vec![0x7f]));
+        let fits = |value: Value, datatype| values(vec![value], datatype).is_ok();
+        assert!(!fits(json!(128), Datatype::Int8) && !fits(json!(-129), Datatype::Int8));
+        assert!(fits(json!(255), Datatype::Uint8) && !fits(json!(256), Datatype::Uint8));
+        assert!(fits(json!(u32::MAX), Datatype::Uint32) && !fits(json!(1_u64 << 32), Datatype::Uint32));
+        assert!(fits(json!(u64::MAX), Datatype::Uint64) && !fits(json!(-1), Datatype::Uint64));
+        assert!(fits(json!(i64::MIN), Datatype::Int64) && !fits(json!(u64::MAX), Datatype::Int64));
+        assert!(fits(json!(1), Datatype::Bool) && fits(json!(true), Datatype::Bool));
+        assert!(!fits(json!(2), Datatype::Bool) && fits(json!(2), Datatype::Fp16));
+        assert_eq!(bytes(json!(0.5), Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
+        assert_eq!(bytes(json!(0.5), Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
+        assert!(!fits(json!(1e39), Datatype::Fp32) && !fits(json!(0.5), Datatype::Int32));
+        assert!(!fits(json!(null), Datatype::Fp32) && !fits(json!(7), Datatype::Bytes));
+        for secret in [json!("hunter2"), json!({"hunter2": 1})] {
+            let error = bytes(secret, Datatype::Int64).unwrap_err();
+            assert_eq!(error, "the input is INT64, but the array has text; replace this value");
+        }
     }
 }

@@ -17,10 +17,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use shadowslice_shared::boot::ElementValue;
 use shadowslice_shared::tensor::{self, Datatype, elements};
-
-pub use fit::ArrayMismatch;
 
 /// The limit in bytes on each of three sizes: one array file, its decompressed arrays, and all
 /// arrays of a model. The warm-up command ([`shadowslice_shared::boot::BootCommand`]) contains the
@@ -54,15 +51,11 @@ pub struct Array {
 enum Elements {
     /// The tensor's bytes in the array's datatype.
     Bytes(Vec<u8>),
-    Values(Vec<ElementValue>),
+    Values(Vec<serde_json::Value>),
 }
 
-/// The arrays of a file: one array without a name, or several arrays with names.
-#[derive(Debug)]
-pub(super) enum Arrays {
-    One(Arc<Array>),
-    Named(BTreeMap<String, Arc<Array>>),
-}
+/// The arrays of a file by name. An array without a name has the name `""`.
+pub(super) type Arrays = BTreeMap<String, Arc<Array>>;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ArrayError {
@@ -78,11 +71,7 @@ pub(super) enum ArrayError {
     Header,
     #[error("the array is in Fortran order; save `numpy.ascontiguousarray(array)`")]
     FortranOrder,
-    #[error("the elements are big-endian (`{0}`); save `array.astype(array.dtype.newbyteorder('<'))`")]
-    BigEndian(String),
-    #[error("Python objects are not supported; save an array of numbers or texts")]
-    Objects,
-    #[error("unsupported dtype `{0}`; save booleans, integers, floats or texts")]
+    #[error("unsupported dtype `{0}`; save little-endian booleans, integers, floats or texts")]
     UnknownType(String),
     #[error("the shape is {shape:?}, but the file has {bytes} bytes of elements; save the array again")]
     Length { shape: Vec<i64>, bytes: usize },
@@ -100,6 +89,8 @@ pub(super) enum ArrayError {
     Array { name: String, source: Box<ArrayError> },
     #[error("this is neither an array nor an inference request in JSON; use for example `[[1, 2]]`")]
     Json(#[source] serde_json::Error),
+    #[error("the lists have different lengths, or more than 32 axes; use for example `[[1, 2], [3, 4]]`")]
+    Ragged,
     #[error("the input `{name}` has shape {shape:?}, but {values} values; correct one of them")]
     Count { name: String, shape: Vec<i64>, values: usize },
     #[error("the input `{0}` has no `data`, as in a request with binary data; write out the values")]
@@ -112,11 +103,15 @@ pub(super) fn read(path: &Path) -> Result<Arrays, ArrayError> {
     let kind = path.extension().map(OsStr::to_ascii_lowercase);
     let bytes = |most| read_up_to(File::open(path).map_err(ArrayError::Read)?, most);
     match kind.as_deref().and_then(OsStr::to_str) {
-        Some("npy") => Ok(Arrays::One(Arc::new(npy::read(&bytes(MAX_BYTES)?)?))),
-        Some("npz") => npz::read(&bytes(MAX_BYTES)?).map(Arrays::Named),
+        Some("npy") => Ok(unnamed(npy::read(&bytes(MAX_BYTES)?)?)),
+        Some("npz") => npz::read(&bytes(MAX_BYTES)?),
         Some("json") => json::read(&bytes(MAX_JSON_BYTES)?),
         _ => Err(ArrayError::UnknownKind),
     }
+}
+
+fn unnamed(array: Array) -> Arrays {
+    BTreeMap::from([(String::new(), Arc::new(array))])
 }
 
 fn read_up_to(file: impl io::Read, most: usize) -> Result<Vec<u8>, ArrayError> {

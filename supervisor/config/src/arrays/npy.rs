@@ -1,12 +1,15 @@
 //! Reads files of `numpy.save`: a header that is a Python literal, followed by the elements.
 //!
-//! numpy always writes the header in the same form, with only a few kinds of tokens. This parser
-//! accepts only these tokens. The existing crates accept all Python literals at any nesting depth,
-//! so this module does not use them.
+//! After its parentheses are replaced with brackets, the header is YAML. The parser for YAML limits the
+//! nesting of values, which the existing crates for this format do not.
+
+use std::path::Path;
 
 use shadowslice_shared::tensor::Datatype;
 
 use super::{Array, ArrayError, Elements, count};
+use crate::faults::FaultLog;
+use crate::yaml::{self, YamlContent};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -25,7 +28,7 @@ pub(super) fn read(file: &[u8]) -> Result<Array, ArrayError> {
     let (header, bytes) =
         rest.split_at_checked(length).filter(|_| length <= MAX_HEADER_BYTES).ok_or(ArrayError::Header)?;
     let header = std::str::from_utf8(header).map_err(|_| ArrayError::Header)?;
-    let Header { descr, fortran_order, shape } = Words(header).header().ok_or(ArrayError::Header)?;
+    let Header { descr, fortran_order, shape } = Header::parse(header).ok_or(ArrayError::Header)?;
     let kind = Kind::of(&descr)?;
     if fortran_order {
         return Err(ArrayError::FortranOrder);
@@ -51,14 +54,12 @@ impl Kind {
     /// Parses numpy's name of a dtype, such as `<f4`.
     fn of(descr: &str) -> Result<Self, ArrayError> {
         let unknown = || ArrayError::UnknownType(descr.chars().take(40).collect());
-        let rest = descr.strip_prefix(['<', '>', '|', '=']).unwrap_or(descr);
-        if rest.starts_with('O') {
-            return Err(ArrayError::Objects);
-        }
+        // The elements may have any byte order if each has only one byte.
+        let (order, rest) = descr.split_at_checked(1).ok_or_else(unknown)?;
         let (kind, size) = rest.split_at_checked(1).ok_or_else(unknown)?;
         let size: usize = size.parse().map_err(|_| unknown())?;
-        if descr.starts_with('>') && size > 1 && kind != "S" {
-            return Err(ArrayError::BigEndian(descr.to_owned()));
+        if !matches!(order, "<" | "|") && size > 1 && kind != "S" {
+            return Err(unknown());
         }
         let datatype = match (kind, size) {
             ("b", 1) => Datatype::Bool,
@@ -126,70 +127,25 @@ struct Header {
     shape: Vec<i64>,
 }
 
-/// The part of a header that is not parsed yet.
-struct Words<'h>(&'h str);
-
-impl<'h> Words<'h> {
-    /// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, with the keys in any
+impl Header {
+    /// Parses `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, with the keys in any
     /// order.
-    fn header(mut self) -> Option<Header> {
-        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
-        self.take("{")?;
-        while self.take("}").is_none() {
-            let key = self.text()?;
-            self.take(":")?;
-            match key {
-                "descr" => descr = Some(self.descr()?),
-                "fortran_order" => fortran_order = Some(self.flag()?),
-                "shape" => shape = Some(self.tuple()?),
-                _ => return None,
-            }
-            if self.take(",").is_none() && !self.0.trim_start().starts_with('}') {
-                return None;
-            }
-        }
-        let is_whole = self.0.trim().is_empty();
-        Some(Header { descr: descr?, fortran_order: fortran_order?, shape: shape? }).filter(|_| is_whole)
-    }
-
-    fn take(&mut self, word: &str) -> Option<()> {
-        self.0 = self.0.trim_start().strip_prefix(word)?;
-        Some(())
-    }
-
-    fn text(&mut self) -> Option<&'h str> {
-        let quote = self.0.trim_start().chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
-        let (text, rest) = self.0.trim_start()[1..].split_once(quote)?;
-        self.0 = rest;
-        Some(text)
-    }
-
-    /// Reads the name of a dtype. Reads the list of fields of a structured dtype as one name. The
-    /// caller rejects this name, because tensors have no fields.
-    fn descr(&mut self) -> Option<String> {
-        if !self.0.trim_start().starts_with('[') {
-            return self.text().map(str::to_owned);
-        }
-        let (list, rest) = self.0.split_once(']')?;
-        self.0 = rest;
-        Some(format!("{}]", list.trim_start()))
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        match self.take("True") {
-            Some(()) => Some(true),
-            None => self.take("False").map(|()| false),
-        }
-    }
-
-    fn tuple(&mut self) -> Option<Vec<i64>> {
-        self.take("(")?;
-        let (axes, rest) = self.0.split_once(')')?;
-        self.0 = rest;
-        let axes = axes.trim().trim_end_matches(',');
-        let axes = axes.split(',').map(str::trim).filter(|_| !axes.is_empty());
+    fn parse(text: &str) -> Option<Self> {
+        let log = FaultLog::new(Path::new(""));
+        let header = yaml::parse(&text.replace('(', "[").replace(')', "]"), "", &log)?;
+        let fortran_order = match header.get("fortran_order")?.text()? {
+            "True" => true,
+            "False" => false,
+            _ => return None,
+        };
+        // A structured dtype is a list of fields. Tensors have no fields, so that the caller rejects
+        // it.
+        let descr = header.get("descr")?.text().unwrap_or("structured").to_owned();
+        let YamlContent::List(axes) = &header.get("shape")?.content else { return None };
         // Python 2 wrote a long integer with the suffix `L`.
-        axes.map(|axis| axis.trim_end_matches('L').parse().ok().filter(|&axis| axis >= 0)).collect()
+        let axis = |axis: &str| axis.trim_end_matches('L').parse().ok().filter(|&axis| axis >= 0);
+        let shape = axes.iter().map(|node| node.text().and_then(axis)).collect::<Option<_>>()?;
+        Some(Self { descr, fortran_order, shape }).filter(|_| log.into_sorted().is_empty())
     }
 }
 
@@ -231,9 +187,9 @@ pub(super) mod tests {
     #[test]
     fn arrays_that_are_not_tensors_are_refused_with_the_reason() {
         for (descr, shape, bytes, why) in [
-            (">f4", "(1,)", 4, "big-endian"),
-            (">U4", "(1,)", 16, "big-endian"),
-            ("|O", "(1,)", 8, "Python objects"),
+            (">f4", "(1,)", 4, "dtype `>f4`; save little-endian"),
+            (">U4", "(1,)", 16, "dtype `>U4`; save little-endian"),
+            ("|O", "(1,)", 8, "dtype `|O`"),
             ("<c8", "(1,)", 8, "dtype `<c8`"),
             ("<M8[ns]", "(1,)", 8, "dtype `<M8[ns]`"),
             ("|V2", "(1,)", 2, "dtype `|V2`"),

@@ -1,18 +1,17 @@
 //! Reads files of `numpy.savez`: ZIP archives of named arrays.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flate2::bufread::DeflateDecoder;
 use rawzip::{CompressionMethod, ZipArchive};
 
-use super::{Array, ArrayError, MAX_BYTES, npy, read_up_to};
+use super::{ArrayError, Arrays, MAX_BYTES, npy, read_up_to};
 
 /// Reads all arrays in an archive.
-pub(super) fn read(file: &[u8]) -> Result<BTreeMap<String, Arc<Array>>, ArrayError> {
+pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     let archive = ZipArchive::from_slice(file).map_err(ArrayError::Zip)?;
     let mut entries = archive.entries();
-    let (mut arrays, mut room) = (BTreeMap::new(), MAX_BYTES);
+    let (mut arrays, mut room) = (Arrays::new(), MAX_BYTES);
     while let Some(header) = entries.next_entry().map_err(ArrayError::Zip)? {
         let name = String::from_utf8_lossy(header.file_path().as_ref()).into_owned();
         let name = name.strip_suffix(".npy").unwrap_or(&name).to_owned();

@@ -1,55 +1,92 @@
-//! The table of all keys. The reader, `check --print`, `check --schema` and the test of
-//! docs/configuration.md take names, kinds, bounds, defaults and descriptions from this table.
+//! The table of all keys. It is the JSON Schema in `schema.json`, with which editors complete and check
+//! the YAML. The reader and `check --print` take names, kinds, bounds and defaults from it.
+//!
+//! Some values need more than a schema expresses. `x-minimum` and `x-maximum` are the bounds of a
+//! duration, and `title` describes a range of numbers. After `; default: `, a description says what
+//! applies if a key without a fixed default is missing.
 
-mod model;
-mod profile;
-mod schema;
-mod supervisor;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Bound;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::units::{self, show_duration, show_size};
+use super::engine::EngineName;
+use super::faults::FaultLog;
+use super::types::{HandoverMode, OnLate, Partitioning, ProviderKind};
+use super::units;
+use super::yaml::{self, YamlNode};
 
-pub(super) use model::{ENGINES, HANDOVERS, ON_LATE, PROVIDERS, STANDBYS};
-pub(super) use profile::PROFILE;
-pub use schema::schema;
-pub(super) use supervisor::{ACCESS, CONFIG, PARTITIONS, STARTS};
+const SCHEMA: &str = include_str!("schema.json");
+
+static DOCUMENT: LazyLock<Arc<YamlNode>> = LazyLock::new(|| {
+    let document = yaml::parse(SCHEMA, "", &FaultLog::new(Path::new("schema.json")));
+    document.expect("the schema is valid JSON")
+});
+
+/// The keys of a configuration.
+pub(super) static CONFIG: LazyLock<Kind> = LazyLock::new(|| Kind::defined("config"));
+
+/// The keys of a profile.
+pub(super) static PROFILE: LazyLock<Kind> = LazyLock::new(|| Kind::defined("profile"));
+
+/// The keys of the configuration that a client sends with the protocol's `load` call.
+pub(super) static CLIENT_CHANGES: LazyLock<Kind> = LazyLock::new(|| Kind::defined("client_changes"));
+
+/// Returns the JSON Schema of configurations and profiles, in draft 2020-12. A document with
+/// `execution_ms` is a profile.
+pub fn schema() -> &'static str {
+    SCHEMA.trim_end()
+}
+
+/// The words of a key, each with the value that it stands for.
+pub(super) type Words<T, const N: usize> = [(&'static str, T); N];
+
+pub(super) const ENGINES: Words<EngineName, 3> = [
+    ("onnxruntime", EngineName::OnnxRuntime),
+    ("python", EngineName::Python),
+    ("emulated", EngineName::Emulated),
+];
+
+pub(super) const PROVIDERS: Words<ProviderKind, 2> =
+    [("cuda", ProviderKind::Cuda), ("tensorrt", ProviderKind::TensorRt)];
+
+pub(super) const HANDOVERS: Words<HandoverMode, 4> = [
+    ("auto", HandoverMode::Auto),
+    ("in-process", HandoverMode::InProcess),
+    ("shadow", HandoverMode::Shadow),
+    ("never", HandoverMode::Never),
+];
+
+pub(super) const STANDBYS: Words<bool, 2> = [("off", false), ("always", true)];
+
+pub(super) const ON_LATE: Words<OnLate, 2> = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];
+
+pub(super) const STARTS: Words<bool, 2> = [("lenient", false), ("strict", true)];
+
+/// The words of `model_control`. True means all clients.
+pub(super) const ACCESS: Words<bool, 2> = [("none", false), ("explicit", true)];
+
+pub(super) const PARTITIONS: Words<Partitioning, 2> =
+    [("mps", Partitioning::Mps), ("none", Partitioning::None)];
 
 /// A key of a map in the configuration.
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    pub(super) default: KeyDefault,
+    pub(super) default: Option<&'static YamlNode>,
     /// The description, which docs/configuration.md contains too.
-    pub(super) meaning: &'static str,
-}
-
-/// The effect of a missing key.
-#[derive(Debug)]
-pub(super) enum KeyDefault {
-    /// The key is required.
-    Required,
-    /// The default. A list or a map is written as JSON.
-    Value(&'static str),
-    /// The key has no fixed default. The text says what applies instead. It is empty if the key has
-    /// no effect of its own.
-    Unset(&'static str),
+    description: &'static str,
 }
 
 /// The values that a key can have.
 #[derive(Debug)]
 pub(super) enum Kind {
-    Flag,
-    /// A text. Numbers and booleans are read as text too.
+    /// A text of any format. Numbers and booleans are read as text too.
     Text,
-    /// A text that matches this regular expression.
-    Pattern(&'static str),
-    /// One of these words.
-    Word(&'static [&'static str]),
     /// A whole number between two bounds, including them.
     Whole(i64, i64),
     Number(NumberRange),
@@ -57,16 +94,18 @@ pub(super) enum Kind {
     Duration(Duration, Duration),
     /// A size in bytes between two bounds, including them.
     Size(u64, u64),
-    /// A whole percentage of a GPU's SMs.
-    Share,
-    /// A percentage of requests.
-    Sample,
-    /// A list with the least and the largest number of items.
-    List(&'static Kind, usize, usize),
-    Map(&'static [Key]),
-    /// A map that can have other keys besides those listed, with values of this kind.
-    Open(&'static [Key], &'static Kind),
-    Either(&'static [Kind]),
+    List(Box<Items>),
+    /// A map with known keys. It can have other keys if their kind is given.
+    Map(Vec<Key>, Option<Box<Kind>>),
+    Either(Vec<Kind>),
+}
+
+/// The items of a list: their kind, and the bounds of their number.
+#[derive(Debug)]
+pub(super) struct Items {
+    pub(super) kind: Kind,
+    pub(super) least: usize,
+    pub(super) most: usize,
 }
 
 #[derive(Debug)]
@@ -77,62 +116,93 @@ pub(super) struct NumberRange {
     pub(super) most: Bound<f64>,
 }
 
-/// The words of a key, each with the value that it stands for.
-pub(super) type Words<T, const N: usize> = [(&'static str, T); N];
+/// The items of a list whose kind the table does not give.
+static ANY_ITEMS: Items = Items { kind: Kind::Text, least: 0, most: usize::MAX };
 
-const fn key(name: &'static str, kind: Kind, default: KeyDefault, meaning: &'static str) -> Key {
-    Key { name, kind, default, meaning }
-}
-
-/// Returns the words without their values.
-const fn names<T: Copy, const N: usize>(words: Words<T, N>) -> [&'static str; N] {
-    let (mut names, mut index) = ([""; N], 0);
-    while index < N {
-        names[index] = words[index].0;
-        index += 1;
+impl Key {
+    /// Returns what applies if a key without a fixed default is missing.
+    pub(super) fn instead(&self) -> Option<&'static str> {
+        self.description.split_once("; default: ").map(|(_, instead)| instead)
     }
-    names
 }
-
-/// The largest size that a key can have, in bytes. It only excludes mistakes.
-const LARGEST: u64 = 1 << 50;
 
 impl Kind {
-    const ANY_DURATION: Self = Self::Duration(Duration::ZERO, units::MAX_DURATION);
-    /// An axis of a shape in which every axis has a size.
-    const AXIS: Self = Self::Whole(1, i32::MAX as i64);
-    const SHAPE: Self = Self::List(&Self::AXIS, 0, 32);
+    fn defined(name: &str) -> Self {
+        let definition = DOCUMENT.get("$defs").and_then(|definitions| definitions.get(name));
+        Self::of(definition.expect("the schema has each definition that is used"))
+    }
 
-    /// Returns the kind of a duration of at least `least` ms.
-    const fn from_ms(least: u64) -> Self {
-        Self::Duration(Duration::from_millis(least), units::MAX_DURATION)
+    fn of(schema: &'static YamlNode) -> Self {
+        let text = |key: &str| schema.get(key).and_then(YamlNode::text);
+        let whole = |key: &str| text(key).and_then(|text| text.parse::<u64>().ok());
+        let count =
+            |key: &str, otherwise| text(key).map_or(otherwise, |text| text.parse().unwrap_or(otherwise));
+        let definition = text("$ref").and_then(|reference| reference.strip_prefix("#/$defs/"));
+        match (definition, text("type")) {
+            (Some("duration"), _) => {
+                let bound = |key| text(key).and_then(|text| units::duration(text).ok());
+                let least = bound("x-minimum").unwrap_or_default();
+                Self::Duration(least, bound("x-maximum").unwrap_or(units::MAX_DURATION))
+            }
+            (Some("size"), _) => {
+                Self::Size(whole("minimum").unwrap_or(0), whole("maximum").unwrap_or(u64::MAX))
+            }
+            (Some(name), _) => Self::defined(name),
+            (None, Some("integer")) => {
+                let bound = |key| text(key).and_then(|text| text.parse().ok());
+                Self::Whole(bound("minimum").unwrap_or(i64::MIN), bound("maximum").unwrap_or(i64::MAX))
+            }
+            (None, Some("number")) => Self::Number(NumberRange::of(schema)),
+            (None, Some("array")) => Self::List(Box::new(Items {
+                kind: schema.get("items").map_or(Self::Text, Self::of),
+                least: count("minItems", 0),
+                most: count("maxItems", usize::MAX),
+            })),
+            (None, Some("object")) => {
+                let others = schema.get("additionalProperties").filter(|others| others.text().is_none());
+                let keys = schema.get("properties").map_or(&[][..], YamlNode::entries);
+                let key = |entry: &'static yaml::YamlEntry| Key {
+                    name: &entry.key,
+                    kind: Self::of(&entry.node),
+                    default: entry.node.get("default"),
+                    description: entry.node.get("description").and_then(YamlNode::text).unwrap_or_default(),
+                };
+                Self::Map(keys.iter().map(key).collect(), others.map(|others| Box::new(Self::of(others))))
+            }
+            _ => match schema.get("anyOf") {
+                Some(kinds) => Self::Either(kinds.items().iter().map(|kind| Self::of(kind)).collect()),
+                None => Self::Text,
+            },
+        }
     }
 
     /// Returns what `find` returns for this kind or for the first alternative that fits.
     fn find<T>(&'static self, find: impl Fn(&'static Self) -> Option<T>) -> Option<T> {
-        let kinds = if let Self::Either(kinds) = self { kinds } else { std::slice::from_ref(self) };
+        let kinds = if let Self::Either(kinds) = self { &kinds[..] } else { std::slice::from_ref(self) };
         kinds.iter().find_map(find)
     }
 
     /// Returns the known keys of a map.
     pub(super) fn keys(&'static self) -> &'static [Key] {
-        let keys = self
-            .find(|kind| if let Self::Map(keys) | Self::Open(keys, _) = kind { Some(*keys) } else { None });
-        keys.unwrap_or_default()
+        self.find(|kind| if let Self::Map(keys, _) = kind { Some(&keys[..]) } else { None })
+            .unwrap_or_default()
+    }
+
+    pub(super) fn key(&'static self, name: &str) -> Option<&'static Key> {
+        self.keys().iter().find(|key| key.name == name)
     }
 
     /// Returns the kind of a map's key. A value whose kind the table does not give is a text.
     pub(super) fn of_key(&'static self, name: &str) -> &'static Self {
-        let known = self.keys().iter().find(|key| key.name == name).map(|key| &key.kind);
-        let others = || self.find(|kind| if let Self::Open(_, others) = kind { Some(*others) } else { None });
-        known.or_else(others).unwrap_or(&Self::Text)
+        let others =
+            || self.find(|kind| if let Self::Map(_, others) = kind { others.as_deref() } else { None });
+        self.key(name).map(|key| &key.kind).or_else(others).unwrap_or(&Self::Text)
     }
 
-    /// Returns the kind of a list's items, and the largest number of items.
-    pub(super) fn items(&'static self) -> (&'static Self, usize) {
-        let items =
-            self.find(|kind| if let Self::List(item, _, most) = kind { Some((*item, *most)) } else { None });
-        items.unwrap_or((&Self::Text, usize::MAX))
+    /// Returns the items that the table allows in a list.
+    pub(super) fn items(&'static self) -> &'static Items {
+        self.find(|kind| if let Self::List(items) = kind { Some(&**items) } else { None })
+            .unwrap_or(&ANY_ITEMS)
     }
 
     pub(super) fn whole(&'static self) -> (i64, i64) {
@@ -157,27 +227,20 @@ impl Kind {
             self.find(|kind| if let Self::Size(least, most) = kind { Some((*least, *most)) } else { None });
         range.expect("the table gives the range of each size that is read")
     }
+}
 
-    /// Returns the bounds in the form in which documents state them. Bounds that only exclude mistakes
-    /// are left out, such as those of indices.
-    fn bounds(&self) -> Vec<String> {
-        match self {
-            Self::Duration(least, most) => {
-                let least = (!least.is_zero()).then(|| show_duration(*least));
-                let most = (*most < units::MAX_DURATION).then(|| show_duration(*most));
-                least.into_iter().chain(most).collect()
-            }
-            Self::Size(least, most) => {
-                let least = (*least > 1).then(|| show_size(*least));
-                let most = (*most < LARGEST).then(|| show_size(*most));
-                least.into_iter().chain(most).collect()
-            }
-            Self::Whole(least, most) => {
-                let least = (*least > 0).then(|| least.to_string());
-                least.into_iter().chain([most.to_string()]).collect()
-            }
-            Self::List(_, least, most) if least < most && *most < usize::MAX => vec![most.to_string()],
-            _ => Vec::new(),
+impl NumberRange {
+    fn of(schema: &'static YamlNode) -> Self {
+        let number = |key| schema.get(key).and_then(YamlNode::text).and_then(|text| text.parse().ok());
+        let bound = |included, excluded| match (number(included), number(excluded)) {
+            (Some(bound), _) => Bound::Included(bound),
+            (None, Some(bound)) => Bound::Excluded(bound),
+            (None, None) => Bound::Unbounded,
+        };
+        Self {
+            wanted: schema.get("title").and_then(YamlNode::text).unwrap_or("a number"),
+            least: bound("minimum", "exclusiveMinimum"),
+            most: bound("maximum", "exclusiveMaximum"),
         }
     }
 }

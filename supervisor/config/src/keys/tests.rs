@@ -1,26 +1,96 @@
-//! Tests of the table: the reference and `check --print` have each key.
+//! Tests of the table: the reference has each key, and words and bounds in code are those of the table.
 
-use std::path::Path;
+use shadowslice_shared::batch::MAX_REQUESTS;
+use shadowslice_shared::tensor::Datatype;
 
 use super::*;
-use crate::render::values;
+use crate::units::{show_duration, show_size};
+
+/// The largest size that a key can have, in bytes. It only excludes mistakes.
+const LARGEST: u64 = 1 << 50;
 
 /// Calls `visit` with each key below this kind, after the names of the maps in which it is.
 fn walk(kind: &'static Kind, path: &[&'static str], visit: &mut impl FnMut(&[&'static str], &'static Key)) {
     match kind {
-        Kind::Map(keys) | Kind::Open(keys, _) => {
-            for key in *keys {
+        Kind::Map(keys, others) => {
+            for key in keys {
                 visit(path, key);
                 walk(&key.kind, &[path, &[key.name]].concat(), visit);
             }
-            if let Kind::Open(_, others) = kind {
+            if let Some(others) = others {
                 walk(others, path, visit);
             }
         }
-        Kind::List(item, ..) => walk(item, path, visit),
+        Kind::List(items) => walk(&items.kind, path, visit),
         Kind::Either(kinds) => kinds.iter().for_each(|kind| walk(kind, path, visit)),
         _ => {}
     }
+}
+
+/// Returns the bounds in the form in which documents state them. Bounds that only exclude mistakes
+/// are left out, such as those of indices.
+fn bounds(kind: &Kind) -> Vec<String> {
+    match kind {
+        Kind::Duration(least, most) => {
+            let least = (!least.is_zero()).then(|| show_duration(*least));
+            let most = (*most < units::MAX_DURATION).then(|| show_duration(*most));
+            least.into_iter().chain(most).collect()
+        }
+        Kind::Size(least, most) => {
+            let least = (*least > 1).then(|| show_size(*least));
+            let most = (*most < LARGEST).then(|| show_size(*most));
+            least.into_iter().chain(most).collect()
+        }
+        Kind::Whole(least, most) => {
+            let least = (*least > 0).then(|| least.to_string());
+            least.into_iter().chain([most.to_string()]).collect()
+        }
+        Kind::List(items) if items.least < items.most && items.most < usize::MAX => {
+            vec![items.most.to_string()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn descriptions_state_the_bounds() {
+    for kind in [&*CONFIG, &*PROFILE] {
+        walk(kind, &[], &mut |path, key| {
+            let stated = key.description.split_once("; bounds: ").map_or("", |(_, rest)| rest);
+            let stated = stated.split("; ").next().unwrap_or_default();
+            assert_eq!(stated, bounds(&key.kind).join(", "), "{path:?} {}", key.name);
+        });
+    }
+}
+
+/// Returns the words of the schema for a key in a map that is defined with this name.
+fn words(definition: &str, path: &[&str]) -> Vec<&'static str> {
+    let mut schema = DOCUMENT.get("$defs").and_then(|definitions| definitions.get(definition)).unwrap();
+    for key in path {
+        schema = schema.get(if schema.get("items").is_some() { "items" } else { "" }).unwrap_or(schema);
+        schema = schema.get("properties").and_then(|keys| keys.get(key)).unwrap();
+    }
+    schema = schema.get("items").unwrap_or(schema);
+    schema = schema.get("anyOf").map_or(schema, |kinds| &kinds.items()[0]);
+    schema.get("enum").unwrap().items().iter().filter_map(|word| word.text()).collect()
+}
+
+#[test]
+fn words_and_limits_in_code_are_those_of_the_schema() {
+    fn names<T, const N: usize>(words: &Words<T, N>) -> Vec<&'static str> {
+        words.iter().map(|(name, _)| *name).collect()
+    }
+    assert_eq!(words("model", &["engine"]), names(&ENGINES));
+    assert_eq!(words("model", &["providers"]), names(&PROVIDERS));
+    assert_eq!(words("model", &["handover"]), names(&HANDOVERS));
+    assert_eq!(words("model", &["standby"]), names(&STANDBYS));
+    assert_eq!(words("model", &["queue", "on_late"]), names(&ON_LATE));
+    assert_eq!(words("model", &["tensors", "datatype"]), Datatype::ALL.map(Datatype::name));
+    assert_eq!(words("config", &["start"]), names(&STARTS));
+    assert_eq!(words("config", &["model_control"]), names(&ACCESS));
+    assert_eq!(words("config", &["gpus", "partition"]), names(&PARTITIONS));
+    let model = &CONFIG.of_key("models").items().kind;
+    assert_eq!(model.of_key("batch").of_key("max").whole(), (0, MAX_REQUESTS as i64));
 }
 
 /// Returns Markdown as plain text: without code marks and the targets of links.
@@ -79,7 +149,7 @@ fn the_reference_has_each_key_with_its_description_default_and_bounds() {
     // A line that continues a list's item belongs to the item.
     let reference = reference.replace("\n  ", " ");
     let profiles = section(&reference, "Profiles").unwrap();
-    for (kind, within) in [(&CONFIG, reference.as_str()), (&PROFILE, profiles)] {
+    for (kind, within) in [(&*CONFIG, reference.as_str()), (&*PROFILE, profiles)] {
         walk(kind, &[], &mut |path, key| {
             let Entry { rows, text } = entry(&reference, within, path, key.name);
             let mut wants = |found: bool, what: &str| {
@@ -89,53 +159,18 @@ fn the_reference_has_each_key_with_its_description_default_and_bounds() {
             };
             wants(text.contains(key.name), "is missing");
             let row = plain(&rows);
-            wants(row.is_empty() || row.contains(key.meaning), &format!("has other words: {}", key.meaning));
-            for bound in key.kind.bounds() {
+            let meaning = key.description.split("; ").next().unwrap_or_default();
+            wants(row.is_empty() || row.contains(meaning), &format!("has other words: {meaning}"));
+            for bound in bounds(&key.kind) {
                 let is_word =
                     |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == bound);
                 wants(is_word(&text), &format!("does not state the bound {bound}"));
             }
-            if let KeyDefault::Value(value) = key.default
-                && !value.starts_with(['[', '{'])
-            {
-                let value = value.trim_matches('"');
+            if let Some(value) = key.default.and_then(YamlNode::text) {
                 let is_listed = defaults.contains(&format!("{}: {value}", key.name));
                 wants(is_listed || text.contains(value), &format!("does not state the default {value}"));
             }
         });
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-/// Returns the keys of a map of values that the table does not have, and those of the table that the
-/// map does not have.
-fn differing(keys: &'static [Key], values: &serde_json::Value, optional: &[&str]) -> Vec<String> {
-    let entries = values.as_object().unwrap();
-    let unknown =
-        entries.iter().filter(|(name, value)| !value.is_null() && keys.iter().all(|key| key.name != **name));
-    let missing = keys
-        .iter()
-        .map(|key| key.name)
-        .filter(|name| !entries.contains_key(*name) && !optional.contains(name));
-    let below = keys.iter().filter(|key| matches!(key.kind, Kind::Map(_)) && values[key.name].is_object());
-    let below = below.flat_map(|key| differing(key.kind.keys(), &values[key.name], &[]));
-    unknown
-        .map(|(name, _)| name.clone())
-        .filter(|name| !name.starts_with('#'))
-        .chain(missing.map(str::to_owned))
-        .chain(below)
-        .collect()
-}
-
-#[test]
-fn each_key_is_printed() {
-    let file = Path::new("tests/config/everything.yaml");
-    let config = crate::load(file, &|_| None, true).unwrap();
-    let values = values(&config);
-    assert_eq!(differing(CONFIG.keys(), &values, &[]), [""; 0]);
-    let (models, _) = CONFIG.of_key("models").items();
-    let of_engines = ["path", "threads", "providers", "python", "tensors"];
-    for model in values["models"].as_array().unwrap() {
-        assert_eq!(differing(models.keys(), model, &of_engines), [""; 0]);
-    }
 }

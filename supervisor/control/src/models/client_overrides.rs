@@ -7,9 +7,6 @@ use serde_json::Value;
 
 use shadowslice_config::{self as config, Config, ModelConfig};
 
-/// The maximum number of changes of different keys. The oldest changes are dropped.
-const MAX_OVERRIDES: usize = 32;
-
 /// The changes as JSON, in the order in which clients loaded the model with them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -25,8 +22,6 @@ impl ClientOverrides {
         let new = keys(json);
         self.0.retain(|earlier| !keys(earlier).is_subset(&new));
         self.0.push(json.to_owned());
-        let beyond = self.0.len().saturating_sub(MAX_OVERRIDES);
-        self.0.drain(..beyond);
     }
 
     /// Returns the model with the changes that are still possible, and these changes. Reads files.
@@ -83,16 +78,11 @@ mod tests {
     #[test]
     fn a_later_change_of_the_same_keys_is_the_one_that_counts() {
         let mut changes = ClientOverrides::default();
-        for json in [r#"{"slo": "5ms"}"#, r#"{"batch": {"max": 4}}"#, r#"{"slo": "9ms", "priority": 2}"#] {
+        for json in [r#"{"slo": "5ms"}"#, r#"{"share": {"max": "4%"}}"#, r#"{"slo": "9ms", "share": "2%"}"#] {
             changes.add(json);
         }
-        assert_eq!(changes.0, [r#"{"batch": {"max": 4}}"#, r#"{"slo": "9ms", "priority": 2}"#]);
-        changes.add(r#"{"batch": {"sizes": [1]}}"#);
+        assert_eq!(changes.0, [r#"{"share": {"max": "4%"}}"#, r#"{"slo": "9ms", "share": "2%"}"#]);
+        changes.add(r#"{"share": {"initial": "1%"}}"#);
         assert_eq!(changes.0.len(), 3, "another key of the same group");
-        (0..100).for_each(|n| changes.add(&format!(r#"{{"k{n}": 1}}"#)));
-        assert_eq!(
-            (changes.0.len(), changes.0.last().map(String::as_str)),
-            (MAX_OVERRIDES, Some(r#"{"k99": 1}"#))
-        );
     }
 }

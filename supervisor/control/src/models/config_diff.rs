@@ -120,6 +120,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         file_faults: _,
         host_faults: _,
         notes: _,
+        document: _,
     } = new;
     let same = [
         ("run_dir", *run_dir == old.run_dir),

@@ -35,7 +35,7 @@ mod succession;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -127,6 +127,11 @@ pub struct LastReload {
 }
 
 impl LastReload {
+    /// Returns the time of the reload, in seconds since 1970.
+    pub fn at_s(&self) -> f64 {
+        self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    }
+
     fn now(succeeded: bool) -> Self {
         Self { at: SystemTime::now(), succeeded }
     }

@@ -49,7 +49,8 @@ impl Needs {
         };
         let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
         let rows = (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
-        let rate = seen.latencies.rate * rows;
+        let traffic = seen.latencies.traffic;
+        let rate = traffic.rate(traffic.counts.offered()) * rows;
         let observed_memory = observed_memory(&report, gpus.get(model.gpu));
         let (shadow, memory) = observed_memory.or_else(|| profile_memory(model)).unzip();
         let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));

@@ -200,5 +200,6 @@ fn may_move(model: &ModelConfig, gpu: usize, gpus: usize) -> Result<bool, String
 /// Returns whether the model serves and violates its SLO, over the last minute or two.
 fn violates_slo(served: &Served) -> bool {
     let (slo, seen) = (&served.model.slo, served.pipeline.report().latencies);
-    matches!(served.report.borrow().state, ModelState::Ready) && seen.attainment < slo.percentile / 100.0
+    matches!(served.report.borrow().state, ModelState::Ready)
+        && seen.traffic.counts.attainment().is_some_and(|met| met < slo.percentile / 100.0)
 }

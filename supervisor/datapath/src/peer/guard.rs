@@ -4,14 +4,14 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::{Group, User, geteuid};
-use parking_lot::Mutex;
 use shadowslice_config::{Account, AllowedClients, Peers};
 
 use super::{AuditOutcome, Peer, audit};
+use crate::log_throttle::LogThrottle;
 
 /// The shortest interval between two log messages about refused peers.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,8 +31,7 @@ impl Refusals {
 pub struct Guard {
     permitted: Permitted,
     refusals: Arc<Refusals>,
-    /// The time of the last log message about a refused peer.
-    logged_at: Mutex<Option<Instant>>,
+    throttle: LogThrottle,
 }
 
 #[derive(Debug)]
@@ -60,7 +59,7 @@ pub struct UnknownAccount {
 
 impl Guard {
     fn new(permitted: Permitted, refusals: Arc<Refusals>) -> Self {
-        Self { permitted, refusals, logged_at: Mutex::default() }
+        Self { permitted, refusals, throttle: LogThrottle::new(LOG_INTERVAL) }
     }
 
     pub fn nobody() -> Self {
@@ -126,14 +125,7 @@ impl Guard {
     /// Counts a refusal. Logs it unless another refusal was logged within the last `LOG_INTERVAL`.
     pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
-        let now = Instant::now();
-        let due = {
-            let mut logged_at = self.logged_at.lock();
-            let due = logged_at.is_none_or(|logged_at| now.duration_since(logged_at) >= LOG_INTERVAL);
-            *logged_at = if due { Some(now) } else { *logged_at };
-            due
-        };
-        if due {
+        if self.throttle.is_due() {
             audit(peer, action, on, AuditOutcome::Denied);
         }
     }

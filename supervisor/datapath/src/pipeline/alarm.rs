@@ -13,7 +13,7 @@ use shadowslice_shared::units::Timestamp;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::socket::adopt;
+use super::workers::adopt;
 use crate::clock::Clock;
 
 /// The longest wait. Kernel timers have a limit, so a longer wait returns early, and the waiting

@@ -5,23 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{AbandonedRequests, Slice};
+use shadowslice_policy::scheduler::{AbandonedRequests, Latencies, RecentLatencies, Slice, TrafficWindow};
 use shadowslice_policy::sharing::{AdmissionPolicy, Observation};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::counts::RequestCounts;
+use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
-use super::hangs::StalledBatch;
-use super::lane_events::LaneEvent;
-use super::load::ModelLoad;
-use super::rates::Rates;
-use super::request::Metadata;
-use super::stall::Stall;
-use super::stats::{Latencies, RecentLatencies};
-use super::totals::Totals;
+use super::requests::Metadata;
 use super::trace_event;
+use super::workers::{LaneEvent, StalledBatch};
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
@@ -91,7 +85,7 @@ impl Pipeline {
         // Requests that have already ended are counted according to the previous settings.
         drop(self.counted_state());
         self.change(|state| {
-            state.stats.slo = rules.slo;
+            state.percentile = rules.slo.percentile;
             state.scheduler.set_rules(rules.scheduler_rules());
             state.dispatch(now);
         });
@@ -215,16 +209,18 @@ impl Pipeline {
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
         let mut state = self.counted_state();
+        let traffic = state.scheduler.traffic().total();
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
+        let percentile = state.percentile;
         PipelineReport {
             at: now,
             open: state.gate == Gate::Open,
-            counts: state.stats.counts,
+            counts: state.stats.counts(traffic),
             batches: state.stats.totals.batch_execution.count,
             queue_wait: state.stats.totals.queue_wait.time,
-            latencies: state.stats.latencies(now),
-            rates: state.stats.rates.rates(now),
+            latencies: state.scheduler.traffic().latencies(percentile, now),
+            rates: state.scheduler.traffic().recent(now).into(),
             queued: state.scheduler.queued(),
             in_flight: state.scheduler.in_flight(),
             stalled: state.stalled_batch(now),
@@ -232,23 +228,29 @@ impl Pipeline {
         }
     }
 
-    pub fn rates(&self) -> Rates {
+    /// Returns the figures of the last ten seconds and of the current second.
+    pub fn recent_traffic(&self) -> TrafficWindow {
         let now = self.clock.now();
-        self.counted_state().stats.rates.rates(now)
+        self.counted_state().scheduler.traffic().recent(now)
+    }
+
+    /// Returns the rates of the [recent traffic](Self::recent_traffic).
+    pub fn rates(&self) -> Rates {
+        self.recent_traffic().into()
     }
 
     /// Returns the latencies of the requests that were answered since the previous call, or `None`
     /// if there were none. Only one observer may call this function, because each latency is
     /// returned only once.
     pub fn take_recent_latencies(&self) -> Option<RecentLatencies> {
-        self.counted_state().stats.take_recent_latencies()
+        self.counted_state().scheduler.traffic().take_latencies()
     }
 
     /// Returns the model's load and the number of waiting requests.
     pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
         let mut state = self.counted_state();
-        (state.stats.load.load(now), state.scheduler.queued())
+        (ModelLoad::of(state.scheduler.traffic().last_second(now)), state.scheduler.queued())
     }
 
     pub fn totals(&self) -> Totals {

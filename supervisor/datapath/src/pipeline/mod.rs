@@ -6,42 +6,22 @@
 //!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
+//! `requests` contains a request and its answer, `workers` the lanes to the workers, and `figures` what
+//! is counted. [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
 //! together. This module moves the bytes. The controller attaches workers, selects the worker that
 //! gets new batches, and receives events about all workers. The data path never waits for the
 //! controller.
 
 mod alarm;
-mod answer;
-mod claim;
 mod controls;
-mod counts;
-mod delivery;
-mod durations;
+mod figures;
 mod gate;
-mod hangs;
-mod histogram;
-mod lane_events;
-mod link;
-mod load;
-mod memory;
-mod occupancy;
-mod pending;
-mod pieces;
-mod quarantine;
-mod rates;
-mod reader;
-mod request;
-mod shapes;
-mod socket;
-mod stall;
+mod requests;
 mod state;
-mod stats;
-mod streams;
 #[cfg(test)]
 mod tests;
-mod totals;
 mod trace_event;
+mod workers;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -55,42 +35,28 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
-pub use counts::{CountedRefusal, RefusalCounts, RequestCounts};
-pub use delivery::Delivery;
-pub use durations::Durations;
-pub use hangs::StalledBatch;
-pub use histogram::LatencyHistogram;
-pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
-pub use link::LaneWorker;
-pub use load::ModelLoad;
-pub use occupancy::{Occupancy, OccupancyGuard};
-pub use pieces::Pieces;
-pub use rates::Rates;
-pub use reader::LaneReader;
-pub use request::{
-    Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+pub use figures::{
+    BatchStageTotals, CountedRefusal, Durations, LatencyHistogram, ModelLoad, Rates, RefusalCounts,
+    RequestCounts, Stall, Total, Totals,
+};
+pub use requests::{
+    Answers, Delivery, Metadata, ModelContent, Pieces, RequestArrival, RequestFailure, RequestInput,
+    RequestOptions, RequestOutput,
 };
 pub use shadowslice_config::SloTarget;
-pub use shadowslice_policy::scheduler::Slice;
-pub use socket::BatchSocket;
-pub use stall::Stall;
-pub use stats::{Latencies, RecentLatencies};
-pub use streams::Answers;
-pub use totals::{BatchStageTotals, Total, Totals};
+pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
+pub use workers::{
+    BatchSocket, EVENT_QUEUE_SIZE, LaneEvent, LaneReader, LaneWorker, Occupancy, OccupancyGuard, StalledBatch,
+};
 
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
-use claim::{AnswerWait, Claim};
-use delivery::RequestEnd;
+use figures::{StallMeter, Stats};
 use gate::Gate;
-use memory::{RequestMemory, Reservation};
-use pending::PendingRequest;
-use quarantine::Quarantine;
-use stall::StallMeter;
+use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
 use state::PipelineState;
-use stats::Stats;
-use streams::WorkerAnswer;
+use workers::Quarantine;
 
 /// The settings with which a pipeline is created.
 #[derive(Debug)]
@@ -155,7 +121,8 @@ impl Pipeline {
             scheduler: Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
-            stats: Stats::new(settings.live.slo, clock.now()),
+            stats: Stats::default(),
+            percentile: settings.live.slo.percentile,
             events_tx,
             alarm: None,
             armed: None,
@@ -208,7 +175,7 @@ impl Pipeline {
     /// Counts a malformed request. The model never receives such a request. As in Triton, no other
     /// statistic counts it.
     pub fn count_malformed(&self) {
-        self.state.lock().stats.counts.invalid += 1;
+        self.state.lock().stats.invalid += 1;
     }
 
     /// Returns `Ok` if the model accepts requests. Otherwise returns the reason why it does not.
@@ -236,27 +203,6 @@ impl Pipeline {
     /// Returns a receiver that is notified whenever the model's readiness may have changed.
     pub fn readiness(&self) -> watch::Receiver<()> {
         self.readiness_tx.subscribe()
-    }
-
-    /// Runs a request and returns its outputs in the order of the model's metadata.
-    ///
-    /// The caller must have checked `inputs` against this metadata. `inputs` must be in the order
-    /// of the metadata. If the request has any optional input, all optional inputs follow the
-    /// required inputs. [`RequestInput::left_out`] stands for each optional input that the request
-    /// omits.
-    ///
-    /// Dropping the future cancels the request, so that a waiting request does not run. The
-    /// pipeline also cancels a request when the request's timeout expires. The deadline is the SLO
-    /// or the timeout, whichever is shorter. The request is counted when the delivery of its answer
-    /// ends.
-    pub async fn infer(
-        &self,
-        inputs: Vec<RequestInput>,
-        options: RequestOptions,
-        arrival: RequestArrival,
-    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
-        let WorkerAnswer { outputs, delivery, .. } = self.submit(inputs, options, arrival).await?;
-        Ok((outputs, delivery))
     }
 
     async fn submit(
@@ -314,7 +260,7 @@ impl Pipeline {
         journal: Option<&Journal>,
         now: Timestamp,
     ) -> Result<Reservation, RequestFailure> {
-        let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
+        let needed: u64 = inputs.iter().map(|input| requests::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
             trace_event::record_refusal(journal, why);

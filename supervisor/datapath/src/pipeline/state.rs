@@ -10,25 +10,21 @@ use std::time::Duration;
 
 use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{
-    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, Scheduler, SchedulerWait,
+    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, Scheduler, SchedulerWait, Unanswered,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::counts::CountedRefusal;
+use super::figures::{CountedRefusal, StallMeter, Stats};
 use super::gate::Gate;
-use super::lane_events::LaneEvent;
-use super::link::{PipelineBatch, PipelineLane, WorkerLink};
-use super::memory::Reservation;
-use super::pending::{InFlightBatch, PendingRequest, Shapes, WaitingRequest};
-use super::quarantine::{Admission, Quarantine};
-use super::request::RequestFailure;
-use super::stall::StallMeter;
-use super::stats::Stats;
-use super::streams::{WorkerAnswer, broken_off, died_in_step};
+use super::requests::{
+    InFlightBatch, PendingRequest, RequestFailure, Reservation, Shapes, WaitingRequest, WorkerAnswer,
+    broken_off, died_in_step,
+};
 use super::trace_event;
+use super::workers::{Admission, LaneEvent, PipelineBatch, PipelineLane, Quarantine, WorkerLink};
 use crate::trace::{LostReason, RouteChange};
 
 /// The largest number of ended workers that are remembered. Several workers of a model may end
@@ -52,6 +48,8 @@ pub(crate) struct PipelineState {
     pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
+    /// The percentage of requests that must be answered within the SLO's latency.
+    pub(crate) percentile: f64,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
     /// The time of the next check, unless an event causes an earlier check.
     pub(crate) alarm: Option<Timestamp>,
@@ -92,13 +90,13 @@ impl PipelineState {
                 _ => (CountedRefusal::Late, too_late(&self.name, &request)),
             };
             trace_event::record_refusal(journal.as_ref(), why);
-            self.stats.count_refusal(why, Duration::ZERO, now);
+            self.record_refusal(why, Duration::ZERO, now);
             return Err(failure);
         }
         if let Some(journal) = journal {
             journal.record_queued(now);
         }
-        self.stats.counts.accepted += 1;
+        self.stats.accepted += 1;
         self.dispatch(now);
         Ok(())
     }
@@ -120,7 +118,22 @@ impl PipelineState {
         if why == CountedRefusal::MemoryFull {
             self.scheduler.record_refused_arrival(rows);
         }
-        self.stats.count_refusal(why, Duration::ZERO, now);
+        self.record_refusal(why, Duration::ZERO, now);
+    }
+
+    /// Records a refused request. `waited` is the time since its arrival.
+    fn record_refusal(&mut self, why: CountedRefusal, waited: Duration, now: Timestamp) {
+        self.stats.add_refusal(why);
+        match why.unanswered() {
+            Some(how) => self.record_unanswered(how, waited, now),
+            None => self.stats.totals.fail.add(waited),
+        }
+    }
+
+    /// Records the end of a request without an answer. `waited` is the time since its arrival.
+    pub(crate) fn record_unanswered(&mut self, how: Unanswered, waited: Duration, now: Timestamp) {
+        self.stats.totals.fail.add(waited);
+        self.scheduler.record_unanswered(how, now);
     }
 
     /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
@@ -186,34 +199,15 @@ impl PipelineState {
         };
         trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::Late);
         if request.item.claim.take() {
-            self.stats.count_refusal(CountedRefusal::Late, waited, now);
+            self.record_refusal(CountedRefusal::Late, waited, now);
         }
         reply(request, Err(failure));
     }
 
-    /// Counts a request that was not answered within its own timeout. `waited` is the time since
-    /// the request's arrival. The policy counts this request as a miss, so that a client with a
-    /// timeout shorter than the SLO cannot hide misses.
-    pub(crate) fn count_timeout(&mut self, waited: Duration, now: Timestamp) {
-        self.scheduler.record_miss();
-        self.stats.count_failure(waited, now);
+    /// Records that a client no longer waits for an answer, and makes room in the queue.
+    pub(crate) fn give_up(&mut self, how: Unanswered, waited: Duration, now: Timestamp) {
+        self.record_unanswered(how, waited, now);
         self.scheduler.give_up();
-    }
-
-    /// Counts a cancelled request that has no answer yet, and makes room in the queue. `waited` is
-    /// the time since the request's arrival.
-    pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
-        self.count_cancellation(waited, now);
-        self.scheduler.give_up();
-    }
-
-    /// Counts a cancelled request. If the SLO has passed, the request also counts as a miss.
-    /// `waited` is the time since the request's arrival.
-    pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
-        if waited >= self.scheduler.slo() {
-            self.scheduler.record_miss();
-        }
-        self.stats.count_cancellation(waited, now);
     }
 
     /// Removes an answered batch from its lane. Returns `None` if the worker had no such batch.
@@ -376,7 +370,7 @@ impl PipelineState {
             let why = why.to_owned();
             return self.refuse(requests, &why, now);
         }
-        self.stats.counts.retried += requests.len() as u64;
+        self.stats.retried += requests.len() as u64;
         trace_event::record_queued(&requests, now);
         self.scheduler.put_back(requests, now);
     }
@@ -388,7 +382,7 @@ impl PipelineState {
             let waited = now.since(request.arrived);
             match failure {
                 RequestFailure::Invalid(_) => self.stats.count_invalid(waited),
-                _ => self.stats.count_failure(waited, now),
+                _ => self.record_unanswered(Unanswered::Failed, waited, now),
             }
         }
         reply(request, Err(failure));
@@ -399,7 +393,7 @@ impl PipelineState {
         for request in requests {
             trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::NotReady);
             if request.item.claim.take() {
-                self.stats.count_refusal(CountedRefusal::NotReady, now.since(request.arrived), now);
+                self.record_refusal(CountedRefusal::NotReady, now.since(request.arrived), now);
             }
             reply(request, Err(RequestFailure::Unavailable(why.to_owned())));
         }

@@ -34,6 +34,7 @@ use tokio::task::JoinHandle;
 use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
+use crate::pipeline::workers::WorkerLink;
 
 /// The time for which the supervisor appears to have run when a test starts.
 const UPTIME: Duration = Duration::from_secs(30);
@@ -413,7 +414,7 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         let state = stage.pipeline.state.lock();
         let now = stage.pipeline.now();
         let time_until_hung =
-            |link: &link::WorkerLink| link.time_until_hung(state.scheduler.lane(link.worker)?, now);
+            |link: &WorkerLink| link.time_until_hung(state.scheduler.lane(link.worker)?, now);
         state.links.iter().filter_map(time_until_hung).map(|left| now + left).max()
     };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {

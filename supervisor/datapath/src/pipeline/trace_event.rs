@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::counts::CountedRefusal;
-use super::link::PipelineBatch;
-use super::pending::{InFlightBatch, WaitingRequest};
+use super::figures::CountedRefusal;
+use super::requests::{InFlightBatch, WaitingRequest};
+use super::workers::PipelineBatch;
 use crate::trace::{Journal, LostReason, RouteChange, RunEnd, RunLocation, WorkerRun};
 
 fn journals(requests: &[WaitingRequest]) -> impl Iterator<Item = &Journal> {

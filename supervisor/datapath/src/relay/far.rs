@@ -81,7 +81,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let now = Instant::now();
     let arrival =
         RequestArrival { began: now.checked_sub(elapsed).unwrap_or(now), ..RequestArrival::now(None) };
-    let mut answers = match unless_closed(stream, route.stream(inputs, options, arrival)).await? {
+    let mut answers = match unless_closed(stream, route.infer(inputs, options, arrival)).await? {
         Ok(answers) => answers,
         Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };

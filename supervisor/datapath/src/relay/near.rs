@@ -11,9 +11,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
-use crate::pipeline::{
-    Answers, Delivery, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
-};
+use crate::pipeline::{Answers, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
 use crate::router::Route;
 
 /// Returns whether the supervisor at `socket` responds within the time `within`. Closing the
@@ -53,20 +51,9 @@ impl Relay {
         Self { model, socket, idle: Mutex::default(), returned_rx }
     }
 
-    pub(crate) async fn infer(
-        self: &Arc<Self>,
-        inputs: Vec<RequestInput>,
-        options: RequestOptions,
-        arrival: RequestArrival,
-    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
-        let mut answers = self.stream(inputs, options, arrival, false).await?;
-        let outputs = answers.next().await.unwrap_or_else(|| Err(self.supervisor_ended()))?;
-        Ok((outputs, answers.delivery()))
-    }
-
     /// Sends a request and returns its answers. `streams` is true if the model gives many answers
     /// to a request.
-    pub(crate) async fn stream(
+    pub(crate) async fn infer(
         self: &Arc<Self>,
         inputs: Vec<RequestInput>,
         options: RequestOptions,
@@ -80,7 +67,7 @@ impl Relay {
                 tracing::debug!(model = self.model, %error, "no reply from the other supervisor");
                 let returned = self.wait_until_returned(options.timeout, arrival.began).await?;
                 let arrival = RequestArrival { waited: arrival.waited + sent_at.elapsed(), ..arrival };
-                Box::pin(returned.stream(inputs, options, arrival)).await
+                Box::pin(returned.infer(inputs, options, arrival)).await
             }
         }
     }

@@ -276,7 +276,7 @@ impl StreamedRequest {
         let (Target { name, route, metadata }, checked) =
             grpc_infer::receive(&front, route?, message, &peer, journal, &permit).await?;
         let CheckedRequest { id, inputs, options, outputs: selection, place } = checked;
-        let answers = route.stream(inputs, options, arrival).await?;
+        let answers = route.infer(inputs, options, arrival).await?;
         // A stream that kept its route would keep the model from moving or being replaced.
         drop(route);
         // The model's memory contains the inputs now.

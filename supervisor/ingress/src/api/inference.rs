@@ -101,7 +101,7 @@ impl Target {
             return Err(RequestError::Unsupported(why));
         }
         let CheckedRequest { id, inputs, options, outputs: selection, place } = request;
-        let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?;
+        let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?.into_single();
         permit.add_deliveries(delivery.into());
         Ok(InferenceAnswer { id, outputs: selection.select(&self.metadata, outputs)?, _place: place })
     }

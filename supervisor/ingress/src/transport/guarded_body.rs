@@ -79,7 +79,7 @@ mod tests {
             let is_logged = Arc::new(AtomicBool::new(false));
             let seen = Arc::clone(&is_logged);
             let log = Arc::new(AccessLog::new(move |record| {
-                assert_eq!((record.bytes.1, record.reason.is_none()), (written as u64, is_delivered));
+                assert_eq!((record.bytes_out, record.reason.is_none()), (written as u64, is_delivered));
                 seen.store(true, Relaxed);
             }));
             let entry = log.begin(head, &Arc::new(peer.clone()), Instant::now());

@@ -12,6 +12,7 @@ pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 use serde::{Deserialize, Serialize};
 
 use crate::status::HostStatus;
+use crate::top::TopReply;
 use shadowslice_control::controller::{HandoverReport, PlanReport};
 use shadowslice_control::models::ReloadReport;
 
@@ -28,6 +29,8 @@ pub const MAX_REPLY_BYTES: u64 = 16 * 1024 * 1024;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
     Status,
+    /// Returns the data that `shadowslice top` shows.
+    Top,
     Resize {
         model: String,
         share_percent: u32,
@@ -58,7 +61,7 @@ impl ControlRequest {
     /// request that concerns the host. Returns `None` for a request that only reads.
     fn command(&self) -> Option<(&'static str, &str)> {
         match self {
-            Self::Status | Self::Plan => None,
+            Self::Status | Self::Top | Self::Plan => None,
             Self::Resize { model, .. } => Some(("resize", model)),
             Self::Hold { model, held: true } => Some(("hold", model)),
             Self::Hold { model, held: false } => Some(("release", model)),
@@ -76,6 +79,7 @@ impl ControlRequest {
 #[serde(rename_all = "snake_case")]
 pub enum ControlReply {
     Status(HostStatus),
+    Top(TopReply),
     Handover {
         report: HandoverReport,
         /// True if the share is now held, which means that the policy does not change the share.

@@ -53,7 +53,10 @@ pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
         (
             _,
-            other @ (ControlReply::Held { .. } | ControlReply::Drained { .. } | ControlReply::Placed { .. }),
+            other @ (ControlReply::Top(_)
+            | ControlReply::Held { .. }
+            | ControlReply::Drained { .. }
+            | ControlReply::Placed { .. }),
         ) => {
             let why = "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
             fail(&format!("{why} ({other:?})"), exit::REFUSED)

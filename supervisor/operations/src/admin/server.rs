@@ -4,7 +4,6 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use shadowslice_shared::units::Percent;
@@ -13,14 +12,14 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
-use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
+use crate::history::History;
+use crate::status::{self, HostStatus, ModelStatus, SupervisorStatus};
+use crate::top::TopReply;
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{
-    Cause, ChangeOutcome, ModelPlan, Order, PlanReport, Planned, ReportedRole, ResizeRefused, WorkerReport,
-};
+use shadowslice_control::controller::{Cause, ChangeOutcome, Order, PlanReport, Planned, ResizeRefused};
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
-use shadowslice_control::nvml::{Readings, Watched};
+use shadowslice_control::nvml::Readings;
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::readiness::HostState;
@@ -62,6 +61,7 @@ pub struct AdminContext {
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub controller: ControllerConfig,
+    pub history: Arc<History>,
     /// The policy's last decision, or `None` without a policy.
     pub planned: Option<watch::Receiver<Planned>>,
 }
@@ -104,11 +104,10 @@ impl AdminContext {
             let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
             ModelStatus {
                 drained: self.router.is_drained(&model.model.name),
-                ..of_served(model, &watched, plan)
+                ..status::of_served(model, &watched, plan)
             }
         });
-        let unloaded = models.unloaded.iter();
-        let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.state()));
+        let unloaded = models.unloaded.iter().map(status::of_unloaded);
         HostStatus {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
@@ -117,28 +116,6 @@ impl AdminContext {
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
-    }
-}
-
-fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
-    let mut report = served.report.borrow().clone();
-    // The next supervisor's worker is shown as a shadow, because it will take over. In the next
-    // supervisor's own pipeline, this worker is the incumbent.
-    let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
-    report.workers.extend(successor.map(|worker| match worker.role {
-        ReportedRole::Incumbent => WorkerReport { role: ReportedRole::Shadow, ..worker },
-        _ => worker,
-    }));
-    let needs = Needs::of(served, gpus);
-    let overload = needs.overload(&served.pipeline.rates());
-    let need = Some(needs.into());
-    let files_changed = served.files.changed.load(Ordering::Relaxed);
-    ModelStatus {
-        need,
-        overload,
-        loaded: LoadedStatus::of(&served.files),
-        files_changed,
-        ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
     }
 }
 
@@ -303,6 +280,11 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
             Err(ModelCommandError::Succession.to_string())
         }
         ControlRequest::Status => Ok(ControlReply::Status(context.status())),
+        ControlRequest::Top => Ok(ControlReply::Top(TopReply {
+            status: context.status(),
+            plan: context.plan(),
+            samples: context.history.latest(),
+        })),
         ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, context).await,
         ControlRequest::Hold { model, held } => hold(&model, held, context).await,
         ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),

@@ -1,4 +1,5 @@
-//! The last hour of all models and GPUs, as samples that the web page draws.
+//! The last hour of all models and GPUs, as samples that the web page draws. `shadowslice top`
+//! shows the last sample.
 //!
 //! Each sample is stored as the message that open pages receive. A page that is opened later
 //! receives the same messages.
@@ -25,6 +26,7 @@ use crate::admin::AdminContext;
 use crate::status::HostStatus;
 use events::{HistoryEvent, RefusalTracker};
 use sample::HistorySample;
+pub use sample::ModelSample;
 use shadowslice_control::controller::{PlanReport, ReportedState};
 use shadowslice_datapath::pipeline::RecentLatencies;
 
@@ -84,13 +86,17 @@ struct StoredMessages {
     /// The messages in ascending order of time.
     messages: VecDeque<Bytes>,
     bytes: usize,
+    /// The models of the last sample.
+    latest: Vec<ModelSample>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { stored: Mutex::default(), sample_tx: broadcast::Sender::new(PAGE_CAPACITY) }
+    }
 }
 
 impl History {
-    pub fn new() -> Self {
-        Self { stored: Mutex::default(), sample_tx: broadcast::Sender::new(PAGE_CAPACITY) }
-    }
-
     /// Returns the stored samples and a receiver for new samples. Each sample is a server-sent
     /// event.
     pub fn follow(&self) -> (Vec<Bytes>, broadcast::Receiver<Bytes>) {
@@ -98,6 +104,11 @@ impl History {
         // never both.
         let stored = self.stored.lock();
         (stored.messages.iter().cloned().collect(), self.sample_tx.subscribe())
+    }
+
+    /// Returns the models of the last sample.
+    pub fn latest(&self) -> Vec<ModelSample> {
+        self.stored.lock().latest.clone()
     }
 
     /// Writes the samples to a file for the next supervisor.
@@ -147,6 +158,7 @@ impl History {
         let json =
             serde_json::to_string(sample).expect("keys of samples are texts, which is all that can fail");
         self.keep(Bytes::from(format!("data: {json}\n\n")));
+        self.stored.lock().latest = sample.models.clone();
     }
 
     fn keep(&self, message: Bytes) {
@@ -159,11 +171,5 @@ impl History {
         }
         // An error means that no page is open, so it is ignored.
         self.sample_tx.send(message).ok();
-    }
-}
-
-impl Default for History {
-    fn default() -> Self {
-        Self::new()
     }
 }

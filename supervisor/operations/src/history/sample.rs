@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
@@ -23,7 +23,7 @@ pub(super) struct HistorySample {
     ready: bool,
     policy: String,
     gpus: Vec<GpuSample>,
-    models: Vec<ModelSample>,
+    pub(super) models: Vec<ModelSample>,
     #[serde(skip_serializing_if = "is_nothing")]
     pub(super) marks: Vec<HistoryEvent>,
 }
@@ -44,9 +44,12 @@ struct GpuSample {
     why: Option<String>,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
-struct ModelSample {
-    name: String,
+/// The figures of a model over the time between two samples. The web page and `shadowslice top` show
+/// them.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelSample {
+    pub(crate) name: String,
     gpu: usize,
     state: String,
     share_percent: u32,
@@ -61,10 +64,13 @@ struct ModelSample {
     slo_ms: f64,
     percentile: f64,
     #[serde(skip_serializing_if = "is_nothing")]
-    p50_ms: Option<f64>,
+    pub(crate) p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "is_nothing")]
-    p99_ms: Option<f64>,
-    /// The number of requests per second that were answered within the SLO.
+    pub(crate) p99_ms: Option<f64>,
+    /// The mean time that answered requests waited in the queue, in ms.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub(crate) wait_ms: Option<f64>,
+    /// The number of requests per second that were answered in time.
     #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -72,14 +78,14 @@ struct ModelSample {
     #[serde(skip_serializing_if = "is_nothing")]
     refused: f64,
     #[serde(skip_serializing_if = "is_nothing")]
-    failed: f64,
+    pub(crate) failed: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
     /// The number of requests per second in the last 10 s, as in `status`.
     #[serde(skip_serializing_if = "is_nothing")]
-    rate: f64,
+    pub(crate) rate: f64,
     #[serde(skip_serializing_if = "is_nothing")]
-    refusals: f64,
+    pub(crate) refusals: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
 }
@@ -145,6 +151,22 @@ impl GpuSample {
 }
 
 impl ModelSample {
+    /// Returns the fraction of the requests that were answered in time, or `None` without requests.
+    pub(crate) fn attainment(&self) -> Option<f64> {
+        let offered = self.in_time + self.late + self.refused + self.failed;
+        (offered > 0.0).then(|| self.in_time / offered)
+    }
+
+    /// Returns true if the model had no requests.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.attainment().is_none() && self.queue == 0
+    }
+
+    /// Returns true if the model violated its SLO.
+    pub(crate) fn violates_slo(&self) -> bool {
+        self.attainment().is_some_and(|met| met * 100.0 < self.percentile)
+    }
+
     fn of(
         model: &ModelStatus,
         before: Option<&ModelStatus>,
@@ -157,6 +179,9 @@ impl ModelSample {
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
+        let waited = model.queue_wait_s
+            - before.filter(|_| counts.is_some()).map_or(0.0, |before| before.queue_wait_s);
+        let wait_ms = (succeeded > 0).then(|| round(waited.max(0.0) * 1e3 / succeeded as f64));
         let a_second = |count: u64| round(count as f64 / span.as_secs_f64().max(1e-3));
         Self {
             name: model.name.clone(),
@@ -172,6 +197,7 @@ impl ModelSample {
             percentile: model.slo.percentile,
             p50_ms: latency.map(|latency| round(latency.p50_ms)),
             p99_ms: latency.map(|latency| round(latency.p99_ms)),
+            wait_ms,
             in_time: a_second(within_slo),
             late: a_second(succeeded.saturating_sub(within_slo)),
             refused: a_second(rejected),

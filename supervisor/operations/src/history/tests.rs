@@ -77,14 +77,14 @@ fn a_sample_has_the_overload_and_the_rates_of_status() {
 fn rates_are_per_second_and_an_idle_model_has_none() {
     let before =
         seen(0, vec![model("busy", json!({"requests": counts(10, 10, 0)})), model("idle", json!({}))]);
-    let more = json!({"requests": counts(50, 40, 6), "queue": 3});
+    let more = json!({"requests": counts(50, 40, 6), "queue": 3, "queue_wait_s": 0.1});
     let mut now = seen(2, vec![model("busy", more), model("idle", json!({}))]);
     now.latencies.insert("busy".to_owned(), RecentLatencies { p50_ms: 4.2571, p99_ms: 1234.6 });
     let sample = between(&before, &now, &mut RefusalTracker::default());
     let busy = &sample["models"][0];
     assert_eq!((&busy["in_time"], &busy["late"], &busy["refused"]), (&15.0.into(), &5.0.into(), &3.0.into()));
     assert_eq!((&busy["p50_ms"], &busy["p99_ms"], &busy["queue"]), (&4.26.into(), &1235.0.into(), &3.into()));
-    assert_eq!(busy.get("failed"), None);
+    assert_eq!((busy.get("failed"), &busy["wait_ms"]), (None, &2.5.into()));
     let idle = sample["models"][1].as_object().unwrap();
     assert!(["in_time", "late", "refused", "p99_ms", "queue"].iter().all(|key| !idle.contains_key(*key)));
 }
@@ -164,7 +164,7 @@ fn models_come_and_go() {
 
 #[test]
 fn an_hour_is_stored_and_a_page_receives_all_of_it_once() {
-    let history = History::new();
+    let history = History::default();
     let sample = |second| {
         let now = seen(second, vec![model("m", json!({"why": "x".repeat(50)}))]);
         HistorySample::between(
@@ -189,7 +189,7 @@ fn an_hour_is_stored_and_a_page_receives_all_of_it_once() {
 fn the_next_supervisor_shows_the_samples_of_the_previous_one_first() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("history");
-    let (first, next) = (History::new(), History::new());
+    let (first, next) = (History::default(), History::default());
     assert!(next.take(&file).is_err(), "the file does not exist");
     let now = seen(2, vec![model("m", json!({"why": "two\n\nlines"}))]);
     let sample = HistorySample::between(&now, &now, SystemTime::UNIX_EPOCH, &mut RefusalTracker::default());
@@ -204,7 +204,7 @@ fn the_next_supervisor_shows_the_samples_of_the_previous_one_first() {
 
 #[test]
 fn samples_of_many_models_stay_within_the_limit() {
-    let history = History::new();
+    let history = History::default();
     let many = (0..500).map(|place| model(&format!("model-{place}"), json!({"why": "x".repeat(200)})));
     let now = seen(2, many.collect());
     let sample = HistorySample::between(&now, &now, SystemTime::UNIX_EPOCH, &mut RefusalTracker::default());

@@ -9,9 +9,10 @@ use crate::access_log::DroppedLines;
 use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
-use shadowslice_control::controller::{Changes, WaitReason};
+use shadowslice_control::controller::{Changes, Planned, WaitReason};
+use shadowslice_control::models::LastReload;
 use shadowslice_datapath::host_counters::HostCounts;
-use shadowslice_datapath::pipeline::{Total, Totals};
+use shadowslice_datapath::pipeline::Totals;
 use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 
@@ -35,14 +36,6 @@ pub struct Certificate {
     pub expires: u64,
 }
 
-/// The measurements of the sharing policy's decisions.
-#[derive(Debug)]
-pub struct PolicyMetrics {
-    pub name: String,
-    /// The number of decisions since the start, and the time that they took.
-    pub took: Total,
-}
-
 /// The measurements of the supervisor and of its host.
 #[derive(Debug, Clone)]
 pub struct SupervisorMetrics {
@@ -55,7 +48,7 @@ pub struct SupervisorMetrics {
     /// The counts of responses to clients and of requests that limits refused.
     pub host: HostCounts,
     /// The last reload of the configuration, or `None`.
-    pub last_reload: Option<ReloadOutcome>,
+    pub last_reload: Option<LastReload>,
     /// The number of connections and calls that were refused because the peer had no permission.
     pub peers_refused: u64,
     /// The certificates of all listeners.
@@ -71,20 +64,11 @@ pub struct MemoryReservation {
     pub limit: u64,
 }
 
-/// The outcome of a reload of the configuration.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ReloadOutcome {
-    /// The time of the reload, in seconds since 1970.
-    pub at: f64,
-    /// True if all changes were applied.
-    pub succeeded: bool,
-}
-
 /// Renders all metrics: first the metrics with the supervisor's own names, then the metrics with
 /// Triton's names.
 pub fn render(
     models: &[ModelMetrics],
-    policy: Option<&PolicyMetrics>,
+    policy: Option<&Planned>,
     traces: Option<SpanCounts>,
     gpus: &[GpuStatus],
     own: &SupervisorMetrics,
@@ -94,7 +78,9 @@ pub fn render(
         format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
     });
     let policies = policy.map_or(&[][..], std::slice::from_ref);
-    write_all(&mut text, table::POLICY, policies, |policy| format!("policy=\"{}\"", escaped(&policy.name)));
+    write_all(&mut text, table::POLICY, policies, |policy| {
+        format!("policy=\"{}\"", escaped(&policy.report.policy))
+    });
     write_all(&mut text, gpus::METRICS, gpus, |gpu| format!("gpu=\"{}\"", gpu.index));
     let traces = traces.map(|counts| counts.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);

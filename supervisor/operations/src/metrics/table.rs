@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::text::{Metric, MetricSample, counter, gauge, histogram, summary};
-use super::{Certificate, ModelMetrics, PolicyMetrics, SupervisorMetrics};
+use super::{Certificate, ModelMetrics, SupervisorMetrics};
 use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
-use shadowslice_control::controller::{Changes, Mechanism, Outcomes, ReportedState, WaitReason};
+use shadowslice_control::controller::{Changes, Mechanism, Outcomes, Planned, ReportedState, WaitReason};
 use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 
@@ -191,7 +191,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
 ];
 
 /// The metrics of the policy. They have no values if no policy decides shares.
-pub(super) const POLICY: &[Metric<PolicyMetrics>] =
+pub(super) const POLICY: &[Metric<Planned>] =
     &[summary("shadowslice_decision_duration_seconds", "Time that the policy took to decide.", |policy| {
         total(&policy.took)
     })];
@@ -225,7 +225,7 @@ pub(super) const OWN: &[Metric<SupervisorMetrics>] = &[
     gauge(
         "shadowslice_last_reload_timestamp_seconds",
         "Time at which the configuration was last read, at the start or by a reload, in s since 1970.",
-        |own| one(own.last_reload.map(|reload| reload.at)),
+        |own| one(own.last_reload.map(|reload| reload.at_s())),
     ),
     gauge(
         "shadowslice_last_reload_success",

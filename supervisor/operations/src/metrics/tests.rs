@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::*;
 use shadowslice_datapath::host_counters::HostCounts;
-use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
+use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram, Total};
 
 /// Returns an array of counts that are zero except for the count at index `at`.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
@@ -21,7 +21,7 @@ pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
     log_dropped: 0,
     access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
     request_memory: MemoryReservation { reserved: 1, limit: 2 },
-    last_reload: Some(ReloadOutcome { at: 1.5, succeeded: false }),
+    last_reload: Some(LastReload { at: SystemTime::UNIX_EPOCH, succeeded: false }),
     host: HostCounts {
         connections: 3,
         connections_closed: 4,
@@ -100,10 +100,11 @@ fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.batch_execution.add(took);
 }
 
-pub(super) fn policy() -> PolicyMetrics {
-    let mut took = Total::default();
-    took.add(Duration::from_micros(80));
-    PolicyMetrics { name: "static+admission".to_owned(), took }
+pub(super) fn policy() -> Planned {
+    let mut planned = Planned::default();
+    planned.took.add(Duration::from_micros(80));
+    planned.report.policy = "static+admission".to_owned();
+    planned
 }
 
 fn has(text: &str, line: &str) {
@@ -393,7 +394,9 @@ fn a_gpu_has_the_readings_of_nvml_and_an_emulated_one_none() {
     assert_eq!(text.matches("gpu_uuid=").count(), 6, "{text}");
     (nvml.memory, nvml.utilisation_percent) = (None, None);
     (nvml.power_mw, nvml.power_limit_mw, nvml.energy_mj) = (None, None, None);
-    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], &NOTHING);
+    let reload = LastReload { at: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500), succeeded: false };
+    let own = SupervisorMetrics { last_reload: Some(reload), ..NOTHING };
+    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], &own);
     let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
     let always = [
         "shadowslice_request_memory_bytes 1",

@@ -10,38 +10,21 @@ pub(super) struct Metric<S> {
     pub(super) samples: fn(&S) -> Vec<MetricSample>,
 }
 
-pub(super) const fn counter<S>(
-    name: &'static str,
-    help: &'static str,
-    samples: fn(&S) -> Vec<MetricSample>,
-) -> Metric<S> {
-    Metric { name, kind: "counter", help, samples }
+/// Defines the functions that define a metric of each kind. A summary has a sum and a count, but no
+/// quantiles.
+macro_rules! kinds {
+    ($($kind:ident),*) => {$(
+        pub(super) const fn $kind<S>(
+            name: &'static str,
+            help: &'static str,
+            samples: fn(&S) -> Vec<MetricSample>,
+        ) -> Metric<S> {
+            Metric { name, kind: stringify!($kind), help, samples }
+        }
+    )*};
 }
 
-pub(super) const fn gauge<S>(
-    name: &'static str,
-    help: &'static str,
-    samples: fn(&S) -> Vec<MetricSample>,
-) -> Metric<S> {
-    Metric { name, kind: "gauge", help, samples }
-}
-
-pub(super) const fn histogram<S>(
-    name: &'static str,
-    help: &'static str,
-    samples: fn(&S) -> Vec<MetricSample>,
-) -> Metric<S> {
-    Metric { name, kind: "histogram", help, samples }
-}
-
-/// Defines a summary that has a sum and a count, but no quantiles.
-pub(super) const fn summary<S>(
-    name: &'static str,
-    help: &'static str,
-    samples: fn(&S) -> Vec<MetricSample>,
-) -> Metric<S> {
-    Metric { name, kind: "summary", help, samples }
-}
+kinds!(counter, gauge, histogram, summary);
 
 pub(super) struct MetricSample {
     /// The text after the metric's name. It is empty except for histograms and summaries.

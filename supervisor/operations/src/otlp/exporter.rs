@@ -32,6 +32,9 @@ const GATHER_TIME: Duration = Duration::from_millis(200);
 /// The largest number of requests in a message.
 const MAX_BATCH: usize = 256;
 
+/// The shortest time between two log messages about dropped spans.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
 /// The time within which a connection to the collector must be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -73,7 +76,7 @@ impl Exporter {
         let run = move || {
             runtime.block_on(async {
                 let client = TraceServiceClient::new(endpoint.connect_lazy());
-                let (gathered, outage, dropped) = (Vec::new(), Outage::default(), 0);
+                let (gathered, outage, dropped) = (Vec::new(), Outage::new(REPORT_INTERVAL), 0);
                 let tracer = counted;
                 let sender = Sender { endpoint, client, clock, tracer, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
@@ -202,9 +205,7 @@ impl Sender {
     fn report(&mut self, why: &str) {
         let dropped = self.tracer.counts().dropped();
         let now = dropped - std::mem::replace(&mut self.dropped, dropped);
-        let notice = self.outage.dropped(now, self.clock.now());
-        let notice = if now == 0 && notice.is_none() { self.outage.sent() } else { notice };
-        match notice {
+        match self.outage.exported(now) {
             Some(OutageNotice::Dropped(spans)) => {
                 tracing::warn!(
                     dropped = spans,

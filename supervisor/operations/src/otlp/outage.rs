@@ -1,19 +1,16 @@
-//! Decides when to log dropped spans: at most once a minute during an outage of the collector, and
-//! at the end of the outage. This module does no I/O.
+//! Decides when to log dropped spans: at most once in an interval during an outage of the collector,
+//! and at the end of the outage.
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Timestamp;
-
-/// The shortest time between two log messages about dropped spans.
-const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+use shadowslice_datapath::log_throttle::LogThrottle;
 
 /// The state of the current outage.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outage {
     /// The number of dropped spans that have not been reported yet.
     unreported: u64,
-    last_report: Option<Timestamp>,
+    throttle: LogThrottle,
     failing: bool,
 }
 
@@ -28,21 +25,20 @@ pub(super) enum OutageNotice {
 }
 
 impl Outage {
-    /// Adds a number of dropped spans. Returns a notice if a report is due.
-    pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<OutageNotice> {
-        self.unreported += spans;
-        self.failing |= spans > 0;
-        let is_due = self.last_report.is_none_or(|last| now.since(last) >= REPORT_INTERVAL);
-        (is_due && self.unreported > 0).then(|| {
-            self.last_report = Some(now);
-            OutageNotice::Dropped(std::mem::take(&mut self.unreported))
-        })
+    /// Creates the state without an outage. `interval` is the shortest time between two reports.
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { unreported: 0, throttle: LogThrottle::new(interval), failing: false }
     }
 
-    /// Records that the collector accepted all spans. Returns a notice if this is the end of an
-    /// outage.
-    pub(super) fn sent(&mut self) -> Option<OutageNotice> {
-        std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
+    /// Adds the number of spans that were dropped in an export. Returns a notice if a report is due.
+    pub(super) fn exported(&mut self, dropped: u64) -> Option<OutageNotice> {
+        self.unreported += dropped;
+        let was_failing = std::mem::replace(&mut self.failing, dropped > 0);
+        if self.unreported > 0 && self.throttle.is_due() {
+            self.failing |= was_failing;
+            return Some(OutageNotice::Dropped(std::mem::take(&mut self.unreported)));
+        }
+        (was_failing && dropped == 0).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
     }
 }
 
@@ -51,16 +47,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_reported_once_a_minute_and_at_its_end() {
-        let at = |seconds| Timestamp::after_origin(Duration::from_secs(seconds));
-        let mut outage = Outage::default();
-        assert_eq!((outage.sent(), outage.dropped(0, at(1))), (None, None));
-        assert_eq!(outage.dropped(3, at(1)), Some(OutageNotice::Dropped(3)));
-        assert_eq!(outage.dropped(4, at(2)), None);
-        assert_eq!(outage.dropped(5, at(60)), None);
-        assert_eq!(outage.dropped(0, at(61)), Some(OutageNotice::Dropped(9)));
-        assert_eq!(outage.dropped(2, at(62)), None);
-        assert_eq!((outage.sent(), outage.sent()), (Some(OutageNotice::Over(2)), None));
-        assert_eq!(outage.dropped(1, at(63)), None, "a collector that comes and goes does not fill the log");
+    fn an_outage_is_reported_once_in_an_interval_and_at_its_end() {
+        let mut outage = Outage::new(Duration::from_secs(3600));
+        assert_eq!(outage.exported(0), None);
+        assert_eq!(outage.exported(3), Some(OutageNotice::Dropped(3)));
+        assert_eq!((outage.exported(4), outage.exported(5)), (None, None));
+        assert_eq!(outage.exported(0), Some(OutageNotice::Over(9)));
+        assert_eq!(outage.exported(0), None);
+        assert_eq!(outage.exported(1), None, "a collector that comes and goes does not fill the log");
+    }
+
+    #[test]
+    fn spans_that_waited_for_their_report_are_reported_when_it_is_due() {
+        let mut outage = Outage::new(Duration::ZERO);
+        assert_eq!(outage.exported(3), Some(OutageNotice::Dropped(3)));
+        assert_eq!(outage.exported(2), Some(OutageNotice::Dropped(2)));
+        assert_eq!((outage.exported(0), outage.exported(0)), (Some(OutageNotice::Over(0)), None));
     }
 }

@@ -1,13 +1,10 @@
 //! Reads the measured GPU's data from NVIDIA's driver.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use shadowslice_shared::profile::ProfileSource;
+use time::OffsetDateTime;
 
 use shadowslice_config::GpuConfig;
 use shadowslice_control::nvml::Library;
-
-const SECONDS_A_DAY: u64 = 86_400;
 
 /// The driver and the measured GPU, or `None` for an emulated device.
 #[derive(Debug)]
@@ -36,39 +33,8 @@ impl DriverView {
     /// device.
     pub(super) fn source(&self) -> Option<ProfileSource> {
         let (driver, gpu) = self.gpu()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(ProfileSource::Measured {
-            device: gpu.identity.name,
-            driver,
-            date: date(now.as_secs() / SECONDS_A_DAY),
-        })
-    }
-}
-
-/// Returns the UTC date that is `days` days after 1970-01-01, in ISO 8601 format. In the
-/// calculation, years begin in March, so that a leap day is the last day of its year (Howard
-/// Hinnant, chrono-Compatible Low-Level Date Algorithms).
-fn date(days: u64) -> String {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_become_dates() {
-        let dates = [(0, "1970-01-01"), (58, "1970-02-28"), (11_016, "2000-02-29"), (20_777, "2026-11-20")];
-        for (days, wanted) in dates {
-            assert_eq!(date(days), wanted);
-        }
+        // A date is displayed in the ISO 8601 format.
+        let date = OffsetDateTime::now_utc().date().to_string();
+        Some(ProfileSource::Measured { device: gpu.identity.name, driver, date })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::snapshot::{PollResult, TopSnapshot};
+use super::snapshot::{TopReply, TopSnapshot};
 
 #[derive(Debug, Default)]
 pub(super) struct App {
@@ -12,7 +12,6 @@ pub(super) struct App {
     pub(super) snapshot: Option<TopSnapshot>,
     /// The outage, or `None` if the supervisor replies.
     pub(super) away: Option<Unreachable>,
-    last: Option<PollResult>,
     /// The name of the selected model. Unlike an index, the name stays valid when models are added
     /// or removed.
     selected: Option<String>,
@@ -43,17 +42,13 @@ impl App {
     }
 
     /// Processes the supervisor's reply, or the reason why no reply arrived.
-    pub(super) fn update(&mut self, reply: Result<PollResult, String>, now: Duration) {
+    pub(super) fn update(&mut self, reply: Result<TopReply, String>, now: Duration) {
         match reply {
-            Ok(result) => {
-                self.snapshot = Some(TopSnapshot::of(&result, self.last.as_ref()));
-                self.last = Some(result);
+            Ok(reply) => {
+                self.snapshot = Some(TopSnapshot::of(reply));
                 self.away = None;
             }
             Err(why) => {
-                // The next supervisor's counters start from zero, so they cannot be compared with
-                // the previous supervisor's counters.
-                self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });
             }

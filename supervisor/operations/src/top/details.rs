@@ -93,7 +93,7 @@ fn requests(model: &TopModel) -> String {
         figures::count(counts.failed),
         figures::count(refused)
     );
-    if let Some(wait) = model.since.and_then(|since| since.wait_ms) {
+    if let Some(wait) = model.sample.as_ref().and_then(|sample| sample.wait_ms) {
         text.push_str(&format!("; mean wait {}", span(wait / 1e3)));
     }
     text

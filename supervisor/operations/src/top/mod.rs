@@ -4,7 +4,6 @@
 mod app;
 mod details;
 mod gpus;
-mod interval;
 mod models;
 mod room;
 mod run;
@@ -14,3 +13,4 @@ mod tests;
 mod view;
 
 pub use run::{TopOptions, run};
+pub use snapshot::TopReply;

@@ -2,10 +2,10 @@
 
 use super::snapshot::TopModel;
 use crate::figures;
+use crate::history::ModelSample;
 use crate::status::table::{LongCell, TableColumn, aligned, left, right};
-use crate::status::{in_slo, latency, share, state};
+use crate::status::{share, state};
 use shadowslice_control::controller::{ChangeOutcome, Mechanism};
-use shadowslice_datapath::pipeline::Rates;
 
 /// Returns the table's head and a row for each model. Omits columns that do not fit, according to
 /// their rank.
@@ -21,15 +21,13 @@ const COLUMNS: [TableColumn<TopModel>; 18] = [
     right(4, "SMS", |model| model.status.sms.to_string()),
     left(6, "BY", by),
     right(0, "REQ/S", requests),
-    right(7, "P50 MS", |model| busy(model, || latency(&model.status, model.status.latency_ms.p50))),
-    right(2, "P99 MS", |model| busy(model, || latency(&model.status, model.status.latency_ms.p99))),
-    right(1, "IN SLO", |model| busy(model, || in_slo(&model.status))),
+    right(7, "P50 MS", |model| sampled(model, |sample| sample.p50_ms.map(figures::ms))),
+    right(2, "P99 MS", |model| sampled(model, |sample| sample.p99_ms.map(figures::ms))),
+    right(1, "IN SLO", |model| sampled(model, |sample| sample.attainment().map(figures::percent))),
     right(5, "QUEUE", |model| figures::count(model.status.queue as u64)),
-    right(3, "REF/S", |model| rate(model, |rates| rates.refused)),
-    right(8, "WAIT MS", |model| {
-        model.since.and_then(|since| since.wait_ms).map_or("-".to_owned(), figures::ms)
-    }),
-    right(9, "FAIL/S", |model| rate(model, |rates| rates.failed)),
+    right(3, "REF/S", |model| sampled(model, |sample| Some(figures::rate(sample.refusals)))),
+    right(8, "WAIT MS", |model| sampled(model, |sample| sample.wait_ms.map(figures::ms))),
+    right(9, "FAIL/S", |model| sampled(model, |sample| Some(figures::rate(sample.failed)))),
     right(10, "SLO MS", |model| figures::ms(model.status.slo.latency_ms)),
     left(11, "LAST CHANGE", last_change),
     right(12, "DONE", |model| figures::count(model.status.requests.succeeded)),
@@ -45,21 +43,18 @@ fn by(model: &TopModel) -> String {
 }
 
 fn requests(model: &TopModel) -> String {
-    match model.status.rates {
+    match &model.sample {
         _ if model.status.slo.attainment.is_none() => "-".to_owned(),
         _ if model.is_idle() => "idle".to_owned(),
-        Some(rates) => figures::rate(rates.requests),
+        Some(sample) => figures::rate(sample.rate),
         None => "...".to_owned(),
     }
 }
 
-fn rate(model: &TopModel, of: fn(&Rates) -> f64) -> String {
-    let rate = model.status.rates.as_ref().map(of).filter(|_| !model.is_idle());
-    rate.map_or("-".to_owned(), figures::rate)
-}
-
-fn busy(model: &TopModel, figure: impl Fn() -> String) -> String {
-    if model.is_idle() { "-".to_owned() } else { figure() }
+/// Returns a figure of the last sample, or `-` if the model is idle or has no such figure.
+fn sampled(model: &TopModel, figure: impl Fn(&ModelSample) -> Option<String>) -> String {
+    let sample = model.sample.as_ref().filter(|_| !model.is_idle());
+    sample.and_then(figure).unwrap_or_else(|| "-".to_owned())
 }
 
 /// Describes the last change of the share. Shows the age of the new share if it is in force, and

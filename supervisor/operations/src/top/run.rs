@@ -1,21 +1,25 @@
 //! The main loop of `top`. It polls the supervisor, reads keys and draws, and restores the terminal
 //! at the end.
 
-use std::any::Any;
+use std::future::poll_fn;
 use std::io::{self, IsTerminal};
-use std::panic::{self, AssertUnwindSafe};
+use std::panic;
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::pin::pin;
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, Signal};
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyEvent};
+use ratatui::crossterm::event::{self, Event};
 use ratatui::text::Text;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::sleep;
 
 use super::app::{App, KeyAction};
-use super::snapshot::PollResult;
+use super::snapshot::TopReply;
 use super::view;
 use crate::admin::{self, ControlReply, ControlRequest};
 use shadowslice_shared::errors;
@@ -27,7 +31,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// The width of the output without a terminal, in columns.
 const PAGE_WIDTH: u16 = 80;
 
-/// The capacity of the channel for keys, replies and other events.
+/// The capacity of the channel for the terminal's events.
 const EVENT_CAPACITY: usize = 64;
 
 #[derive(Debug, clap::Args)]
@@ -35,7 +39,7 @@ pub struct TopOptions {
     /// The time between two polls of the supervisor, for example 500ms; at least 100ms.
     #[arg(long, default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Print one page as text, after one interval, and exit. Without a terminal this is the default.
+    /// Print one page as text and exit. Without a terminal this is the default.
     #[arg(long)]
     once: bool,
 }
@@ -45,21 +49,12 @@ fn interval(text: &str) -> Result<Duration, String> {
     if interval < MIN_INTERVAL { Err("the minimum is 100ms".to_owned()) } else { Ok(interval) }
 }
 
-enum TopEvent {
-    Reply(Result<PollResult, String>),
-    Key(KeyEvent),
-    Resized,
-    Signal(Signal),
-    /// A thread failed or panicked, for example because the terminal was closed.
-    Failed(TopError),
-}
-
 #[derive(Debug, thiserror::Error)]
 enum TopError {
     #[error("cannot use the terminal; run `shadowslice top --once` instead")]
     Terminal(#[from] io::Error),
-    #[error("the thread {0} panicked, which is a bug in shadowslice: {1}")]
-    Panicked(String, String),
+    #[error("a poll of the supervisor panicked, which is a bug in shadowslice")]
+    Panicked(#[from] JoinError),
 }
 
 impl TopError {
@@ -72,40 +67,29 @@ impl TopError {
 }
 
 pub fn run(options: &TopOptions, run_dir: &Path) -> u8 {
-    let began = Instant::now();
     if options.once || !io::stdout().is_terminal() {
-        return once(options.interval, run_dir, began);
+        return once(options.interval, run_dir);
     }
-    match live(options.interval, run_dir, began) {
+    match live(options.interval, run_dir) {
         Ok(code) => code,
         Err(broken) => fail(&errors::chain(&broken), broken.code()),
     }
 }
 
-fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
-    let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
-    let _polling = match start_polling(run_dir, interval, &event_tx) {
-        Ok(polling) => polling,
-        Err(error) => return fail(&errors::chain(&error), exit::SOFTWARE),
-    };
+fn once(interval: Duration, run_dir: &Path) -> u8 {
     let mut app = App::new(interval);
-    for event in event_rx.iter().take(2) {
-        match event {
-            TopEvent::Reply(Ok(result)) => app.update(Ok(result), began.elapsed()),
-            TopEvent::Reply(Err(why)) => return fail(&why, exit::UNAVAILABLE),
-            TopEvent::Failed(broken) => return fail(&errors::chain(&broken), broken.code()),
-            TopEvent::Key(_) | TopEvent::Resized | TopEvent::Signal(_) => {}
-        }
+    match poll(run_dir) {
+        Ok(reply) => app.update(Ok(reply), Duration::ZERO),
+        Err(why) => return fail(&why, exit::UNAVAILABLE),
     }
     let lines = view::page(&app, PAGE_WIDTH);
     exit::print(&lines.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect::<String>())
 }
 
-fn poll(run_dir: &Path) -> Result<PollResult, String> {
-    let send = |request| admin::send(run_dir, &request).map_err(|error| errors::chain(&error));
-    match (send(ControlRequest::Status)?, send(ControlRequest::Plan)?) {
-        (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
-        (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
+fn poll(run_dir: &Path) -> Result<TopReply, String> {
+    match admin::send(run_dir, &ControlRequest::Top).map_err(|error| errors::chain(&error))? {
+        ControlReply::Top(reply) => Ok(reply),
+        ControlReply::Refused(why) => Err(why),
         _ => Err(
             "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs"
                 .to_owned(),
@@ -120,8 +104,8 @@ impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
         // If this thread panics, ratatui's hook restores the terminal and prints the message. A
-        // panic in another thread arrives as an event, and its message is printed after the
-        // terminal has been restored.
+        // panic in another thread becomes an error, which is printed after the terminal has been
+        // restored.
         let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {
@@ -149,99 +133,66 @@ impl Drop for Screen {
     }
 }
 
-fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, TopError> {
-    let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
-    // Signals are blocked before other threads start, so that only the thread that waits for
-    // signals receives them.
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
-    signals.thread_block().map_err(io::Error::from)?;
+fn live(interval: Duration, run_dir: &Path) -> Result<u8, TopError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(watch(interval, run_dir));
+    // A supervisor that does not reply must not delay the exit.
+    runtime.shutdown_background();
+    code
+}
+
+/// Polls the supervisor and draws until a key or a signal ends the program. Returns the exit code.
+async fn watch(interval: Duration, run_dir: &Path) -> Result<u8, TopError> {
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+    let signals = kinds.into_iter().map(|kind| Ok((kind, signal(kind)?)));
+    let mut signals = signals.collect::<io::Result<Vec<_>>>()?;
     let mut screen = Screen::take()?;
-    start("signals", &event_tx, move |event_tx| {
-        signals
-            .wait()
-            .map(|signal| event_tx.send(TopEvent::Signal(signal)).is_ok())
-            .map_err(io::Error::from)?;
-        Ok(())
-    })?;
-    start("keys", &event_tx, keys)?;
-    let _polling = start_polling(run_dir, interval, &event_tx)?;
-    serve(&mut screen, App::new(interval), began, &event_rx)
-}
-
-fn serve(
-    screen: &mut Screen,
-    mut app: App,
-    began: Instant,
-    event_rx: &Receiver<TopEvent>,
-) -> Result<u8, TopError> {
-    screen.draw(&app)?;
-    for event in event_rx {
-        match event {
-            TopEvent::Reply(reply) => app.update(reply, began.elapsed()),
-            TopEvent::Key(key) if app.press(key) == KeyAction::Quit => return Ok(0),
-            TopEvent::Key(_) | TopEvent::Resized => {}
-            TopEvent::Signal(signal) => return Ok(128 + u8::try_from(signal as i32).unwrap_or(0)),
-            TopEvent::Failed(broken) => return Err(broken),
+    let (event_tx, mut event_rx) = mpsc::channel(EVENT_CAPACITY);
+    thread::Builder::new().name("keys".to_owned()).spawn(move || send_events(&event_tx))?;
+    let poll_after = |delay: Duration| {
+        let run_dir = run_dir.to_owned();
+        async move {
+            sleep(delay).await;
+            spawn_blocking(move || poll(&run_dir)).await
         }
-        screen.draw(&app)?;
-    }
-    Ok(0)
-}
-
-/// Starts a thread. The thread sends an event if it fails or panics.
-fn start(
-    name: &str,
-    event_tx: &SyncSender<TopEvent>,
-    work: impl FnOnce(&SyncSender<TopEvent>) -> io::Result<()> + Send + 'static,
-) -> io::Result<()> {
-    let event_tx = event_tx.clone();
-    let thread_name = name.to_owned();
-    let body = move || {
-        let broken = match panic::catch_unwind(AssertUnwindSafe(|| work(&event_tx))) {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => TopError::Terminal(error),
-            Err(panicked) => TopError::Panicked(thread_name, message(&*panicked)),
-        };
-        // An error means that `top` is already exiting.
-        event_tx.send(TopEvent::Failed(broken)).ok();
     };
-    thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
-}
-
-fn message(panicked: &(dyn Any + Send)) -> String {
-    let text = panicked.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panicked.downcast_ref::<String>().cloned()).unwrap_or_default()
-}
-
-/// Sends key presses and changes of the terminal's size until the receiver is dropped.
-fn keys(event_tx: &SyncSender<TopEvent>) -> io::Result<()> {
+    let mut reply = pin!(poll_after(Duration::ZERO));
+    let (mut app, began) = (App::new(interval), Instant::now());
     loop {
-        let next = match event::read()? {
-            Event::Key(key) => TopEvent::Key(key),
-            Event::Resize(..) => TopEvent::Resized,
-            _ => continue,
-        };
-        if event_tx.send(next).is_err() {
-            return Ok(());
-        }
-    }
-}
-
-/// Polls the supervisor until the returned sender is dropped.
-fn start_polling(
-    run_dir: &Path,
-    interval: Duration,
-    event_tx: &SyncSender<TopEvent>,
-) -> io::Result<SyncSender<()>> {
-    let (polling, stop_rx) = mpsc::sync_channel(1);
-    let run_dir = run_dir.to_owned();
-    start("polls", event_tx, move |event_tx| {
-        loop {
-            let sent = event_tx.send(TopEvent::Reply(poll(&run_dir)));
-            if sent.is_err() || stop_rx.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
-                return Ok(());
+        screen.draw(&app)?;
+        tokio::select! {
+            code = exit_signal(&mut signals) => return Ok(code),
+            Some(event) = event_rx.recv() => {
+                if let Event::Key(key) = event? && app.press(key) == KeyAction::Quit {
+                    return Ok(0);
+                }
+            }
+            replied = reply.as_mut() => {
+                app.update(replied?, began.elapsed());
+                reply.set(poll_after(interval));
             }
         }
-    })?;
-    Ok(polling)
+    }
+}
+
+/// Waits for a signal. Returns the exit code of a program that the signal ended.
+async fn exit_signal(signals: &mut [(SignalKind, Signal)]) -> u8 {
+    poll_fn(|context| {
+        let mut signals = signals.iter_mut();
+        let arrived = signals.find_map(|(kind, signal)| signal.poll_recv(context).is_ready().then_some(kind));
+        arrived
+            .map_or(Poll::Pending, |kind| Poll::Ready(128 + u8::try_from(kind.as_raw_value()).unwrap_or(0)))
+    })
+    .await
+}
+
+/// Sends keys and changes of the terminal's size until the receiver is dropped or the terminal fails.
+fn send_events(event_tx: &mpsc::Sender<io::Result<Event>>) {
+    loop {
+        let event = event::read();
+        let failed = event.is_err();
+        if event_tx.blocking_send(event).is_err() || failed {
+            return;
+        }
+    }
 }

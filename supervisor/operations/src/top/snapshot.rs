@@ -1,16 +1,20 @@
-//! The data that the screen shows: a reply of the supervisor, and its difference from the previous
-//! reply.
+//! The data that the screen shows: a reply of the supervisor, by model.
 
-use super::interval::Interval;
+use serde::{Deserialize, Serialize};
+
+use crate::history::ModelSample;
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 /// The supervisor's reply to one poll.
-#[derive(Debug, Clone)]
-pub(crate) struct PollResult {
-    pub(super) status: HostStatus,
-    pub(super) plan: PlanReport,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TopReply {
+    pub status: HostStatus,
+    pub plan: PlanReport,
+    /// The last sample of each model, as the web page shows it. It is empty in the first seconds
+    /// after a start.
+    pub samples: Vec<ModelSample>,
 }
 
 /// The data from which the screen is drawn.
@@ -32,56 +36,41 @@ pub(super) struct TopModel {
     pub(super) status: ModelStatus,
     /// The policy's plan. `None` without a policy or before its first decision.
     pub(super) plan: Option<ModelPlan>,
-    /// The changes since the previous reply. `None` if there is only one reply.
-    pub(super) since: Option<Interval>,
+    /// The last sample. `None` before the first sample of the model.
+    pub(super) sample: Option<ModelSample>,
 }
 
 impl TopModel {
-    /// Returns true if no request arrived in the last interval. If there is only one reply, uses
-    /// the last minute or two instead of the interval.
+    /// Returns true if the model had no requests in the last sample. Without a sample, uses the last
+    /// minute or two.
     pub(super) fn is_idle(&self) -> bool {
-        self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
+        let status = &self.status;
+        let is_idle = self.sample.as_ref().map_or_else(|| status.is_idle(), ModelSample::is_idle);
+        is_idle && status.queue == 0 && status.in_flight == 0
     }
 
     pub(super) fn is_ready(&self) -> bool {
         self.status.state == ReportedState::Ready
     }
-
-    /// Returns true if the model violates its SLO.
-    pub(super) fn violates_slo(&self) -> bool {
-        let slo = &self.status.slo;
-        !self.is_idle() && slo.attainment.is_some_and(|met| met * 100.0 < slo.percentile)
-    }
 }
 
 impl TopSnapshot {
-    pub(super) fn of(result: &PollResult, before: Option<&PollResult>) -> Self {
-        let models = result.status.models.iter().enumerate().map(|(place, model)| TopModel {
+    pub(super) fn of(TopReply { status, plan, samples }: TopReply) -> Self {
+        let HostStatus { supervisor, host, ready, models, gpus, .. } = status;
+        let model = |(place, model): (usize, ModelStatus)| TopModel {
             key: key(place),
-            status: model.clone(),
-            plan: result.plan.models.iter().find(|plan| plan.name == model.name).cloned(),
-            since: before.and_then(|before| since(model, before)),
-        });
-        Self {
-            supervisor: result.status.supervisor.clone(),
-            host: result.status.host,
-            ready: result.status.ready,
-            policy: result.plan.policy.clone(),
-            act: result.plan.act,
-            models: models.collect(),
-            gpus: result.status.gpus.clone(),
-        }
+            plan: plan.models.iter().find(|plan| plan.name == model.name).cloned(),
+            sample: samples.iter().find(|sample| sample.name == model.name).cloned(),
+            status: model,
+        };
+        let models = models.into_iter().enumerate().map(model).collect();
+        Self { supervisor, host, ready, policy: plan.policy, act: plan.act, models, gpus }
     }
 
     /// Returns the models with workers on the GPU that has this index in the configuration.
     pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &TopModel> {
         self.models.iter().filter(move |model| model.status.gpu == gpu && !model.status.workers.is_empty())
     }
-}
-
-fn since(model: &ModelStatus, before: &PollResult) -> Option<Interval> {
-    let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name)?;
-    Interval::between(earlier, model)
 }
 
 /// Returns a different letter for each of the first 52 models, and `#` for all others.

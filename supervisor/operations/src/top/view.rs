@@ -8,6 +8,7 @@ use super::room::{LineBudget, LineNeeds, distribute};
 use super::snapshot::{TopModel, TopSnapshot};
 use super::{details, gpus, models};
 use crate::figures::span;
+use crate::history::ModelSample;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
 use shadowslice_datapath::readiness::HostState;
@@ -111,7 +112,7 @@ fn window(snapshot: &TopSnapshot, selected: usize, rows: usize, width: usize) ->
 fn style(model: &TopModel) -> Style {
     match model {
         model if !model.is_ready() => PLAIN.fg(Color::Red),
-        model if model.violates_slo() => PLAIN.fg(Color::Yellow),
+        model if model.sample.as_ref().is_some_and(ModelSample::violates_slo) => PLAIN.fg(Color::Yellow),
         model if model.is_idle() => PLAIN.add_modifier(Modifier::DIM),
         _ => PLAIN,
     }

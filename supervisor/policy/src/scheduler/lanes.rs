@@ -23,7 +23,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
                 if lane.duty != Duty::Serving {
-                    self.observer.forget_batches();
+                    self.traffic.forget_batches();
                     lane.answered = false;
                 }
                 lane.duty = Duty::Serving;
@@ -38,7 +38,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.move_to(slice);
         if lane.duty == Duty::Serving {
-            self.observer.forget_batches();
+            self.traffic.forget_batches();
         }
     }
 

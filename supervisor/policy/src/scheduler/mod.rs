@@ -18,12 +18,12 @@ mod deadline;
 mod lane;
 mod lanes;
 mod messages;
-mod observe;
 mod overload;
 pub mod queue;
 mod queues;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod write_time;
 
 use std::time::Duration;
@@ -39,11 +39,13 @@ pub use messages::{
     Ticket,
 };
 pub use queue::{QueuedRequest, SUSPECT_LEVEL};
+pub use traffic::{
+    Latencies, RecentLatencies, TrafficCounts, TrafficRecorder, TrafficWindow, Unanswered, is_in_time,
+};
 
 use admission::AdmissionControl;
 use batcher::{BatchLimits, FormedBatch};
 use lane::Duty;
-use observe::Observer;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
 
@@ -65,7 +67,7 @@ pub struct Scheduler<K, T> {
     lanes: Vec<Lane<K, T>>,
     /// The overload detector, or `None` for a model that serves late requests.
     overload: Option<OverloadDetector>,
-    observer: Observer,
+    traffic: TrafficRecorder,
     next_batch: u64,
     /// The maximum number of open streams of a lane, or `None` for a model that gives one answer per
     /// request.
@@ -87,7 +89,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             given_up: 0,
             lanes: Vec::new(),
             overload: reject_late.then(|| OverloadDetector::new(slo)),
-            observer: Observer::new(now),
+            traffic: TrafficRecorder::new(now),
             next_batch: 0,
             streams: None,
             step_is_next: false,
@@ -135,7 +137,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         now: Timestamp,
     ) -> Result<(), RefusedRequest<K, T>> {
         self.update_outage(now);
-        self.observer.record_arrival(request.rows);
+        self.traffic.record_arrival(request.rows);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         let before = || self.queues.rows_before(request.level);
         let refused = if self.admission.refuses(&request, before, lane, now) {
@@ -148,25 +150,24 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             let Err(request) = pushed else { return Ok(()) };
             RefusedRequest { request, why: RefusalReason::QueueFull }
         };
-        self.observer.record_refusal();
         Err(refused)
     }
 
     /// Records a request of `rows` rows that the driver refused before it reached the scheduler.
     pub fn record_refused_arrival(&mut self, rows: u32) {
-        self.observer.record_arrival(rows);
-        self.observer.record_refusal();
+        self.traffic.record_arrival(rows);
     }
 
-    /// Records an accepted request that exceeded its SLO without an answer.
-    pub fn record_miss(&mut self) {
-        self.observer.record_refusal();
+    /// Records the end of a request without an answer. The driver also reports the requests that the
+    /// scheduler refuses, because a client may abandon such a request at the same time.
+    pub fn record_unanswered(&mut self, how: Unanswered, now: Timestamp) {
+        self.traffic.record_unanswered(how, self.slo, now);
     }
 
     /// Records an answer that the client has received. `latency` is the time since the first byte of
     /// the request arrived.
-    pub fn record_answer(&mut self, latency: Duration) {
-        self.observer.record_answer(latency, self.slo);
+    pub fn record_answer(&mut self, latency: Duration, now: Timestamp) {
+        self.traffic.record_answer(latency, self.slo, now);
     }
 
     /// Records the time that an answer took from its worker to the client's socket. Predictions include
@@ -234,7 +235,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             let mut refused: Vec<_> =
                 late.map(|request| RefusedRequest { request, why: RefusalReason::TooLate }).collect();
             self.remove_unservable(&mut batch, &mut refused, now);
-            refused.iter().for_each(|_| self.observer.record_refusal());
             if batch.is_empty() && refused.is_empty() {
                 continue;
             }
@@ -361,7 +361,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
         let first = here && !std::mem::replace(&mut lane.answered, true);
         if observed && lane.duty == Duty::Serving {
-            self.observer.record_batch(batch.rows, execution);
+            self.traffic.record_batch(batch.rows, execution);
         }
         CompletedBatch { observed, first }
     }
@@ -430,10 +430,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
         let overdue = self.queues.take_if(|request| request.deadline < now);
         let refused = overdue.into_iter().filter(|request| !request.item.is_settled());
-        let refused: Vec<_> =
-            refused.map(|request| RefusedRequest { request, why: RefusalReason::Overdue }).collect();
-        refused.iter().for_each(|_| self.observer.record_refusal());
-        refused
+        refused.map(|request| RefusedRequest { request, why: RefusalReason::Overdue }).collect()
     }
 
     /// Removes and returns all queued requests.
@@ -454,7 +451,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Returns the observations since the last call.
     pub fn observe(&mut self, now: Timestamp) -> Observation {
-        self.observer.take(self.queues.len(), now)
+        self.traffic.observe(self.queues.len(), now)
+    }
+
+    /// Returns the recorder of the model's requests.
+    pub fn traffic(&mut self) -> &mut TrafficRecorder {
+        &mut self.traffic
     }
 
     fn serving(&self) -> Option<usize> {
@@ -485,6 +487,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     fn update_busy(&mut self, now: Timestamp) {
         let executes = self.serving_lane().is_some_and(|lane| !lane.is_idle());
-        self.observer.set_busy(executes, now);
+        self.traffic.set_busy(executes, now);
     }
 }

@@ -97,12 +97,14 @@ pub struct Observation {
     pub rows: u64,
     /// The number of requests that were answered.
     pub answered: u64,
-    /// The number of answers within the SLO.
-    pub in_time: u64,
-    /// The number of answers within the SLO that also [leave time for
-    /// delivery](leaves_time_for_delivery).
+    /// The number of answers [in time](crate::scheduler::is_in_time) that also left time for delivery,
+    /// so that they reached the client in time.
     pub in_time_at_client: u64,
-    /// The number of refused requests.
+    /// The fraction of the offered requests that were answered in time. `None` if no requests were
+    /// offered.
+    pub attainment: Option<f64>,
+    /// The number of requests without an answer that count against the model's share. They were refused
+    /// because of the load, timed out, or were cancelled after the SLO had passed.
     pub refused: u64,
     /// The number of requests in the queue at the end of the interval.
     pub queued: usize,
@@ -125,17 +127,6 @@ impl Observation {
     pub fn missed(&self) -> u64 {
         self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
-}
-
-/// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's
-/// buffers, which no server can measure. On H100s and an H200, delivery and the writing of answers took
-/// 0.4 to 0.9 ms of SLOs of 4 to 8 ms, which is a tenth. The measured latency now includes the writing,
-/// so only half of this tenth is reserved.
-const DELIVERY_PART: f64 = 0.05;
-
-/// Returns true if the client has the answer within the SLO, including the estimated time for delivery.
-pub fn leaves_time_for_delivery(latency: Duration, slo: Duration) -> bool {
-    latency <= slo.mul_f64(1.0 - DELIVERY_PART)
 }
 
 /// The statistics of executed batches of one size.

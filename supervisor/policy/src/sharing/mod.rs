@@ -16,7 +16,7 @@ mod policy;
 
 pub use changes::{ShareTarget, plan_changes};
 pub use choice::Choice;
-pub use input::{BatchStats, ModelSnapshot, ModelSpec, Observation, PolicyInput, leaves_time_for_delivery};
+pub use input::{BatchStats, ModelSnapshot, ModelSpec, Observation, PolicyInput};
 pub use layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
 pub use plan::{
     AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutResult, LayoutStage, MissRate, ShareChange,

@@ -148,7 +148,7 @@ impl Workers {
                 self.give_up_shadow(worker, HandoverFailure::BootFailed(why.clone()), &why);
             }
             StartPurpose::Standby => {
-                let cooldown = self.processes.standby.next_backoff();
+                let cooldown = self.processes.standby.record_failure();
                 self.ends(worker, ExitReason::Standby { cooldown, failed: true });
                 self.processes.standby.obstacle = Some(why);
             }

@@ -13,10 +13,11 @@ use shadowslice_shared::units::{Percent, Timestamp};
 use super::Workers;
 use super::messages::{Action, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
+use crate::backoff::Backoff;
 use crate::restart::STABLE_AFTER;
 
 /// The minimum and the maximum delay between the failure of a standby and the start of the next
-/// standby. The delay doubles with each failure.
+/// standby.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
@@ -34,21 +35,23 @@ const MIN_DWELL: Duration = Duration::from_secs(1);
 pub(super) struct StandbyState {
     /// The time before which the next standby must not start.
     not_before: Timestamp,
-    backoff: Duration,
+    backoff: Backoff,
     /// The reason why the model has no standby although it should have one.
     pub(super) obstacle: Option<String>,
 }
 
 impl StandbyState {
     pub(super) fn new() -> Self {
-        Self { not_before: Timestamp::default(), backoff: MIN_BACKOFF, obstacle: None }
+        Self {
+            not_before: Timestamp::default(),
+            backoff: Backoff::new(MIN_BACKOFF, MAX_BACKOFF),
+            obstacle: None,
+        }
     }
 
-    /// Returns the delay after a failure of the standby. The delay doubles with each failure.
-    pub(super) fn next_backoff(&mut self) -> Duration {
-        let backoff = self.backoff;
-        self.backoff = (backoff * 2).min(MAX_BACKOFF);
-        backoff
+    /// Records a failure of the standby. Returns the delay before the next start.
+    pub(super) fn record_failure(&mut self) -> Duration {
+        self.backoff.record_failure()
     }
 
     /// Returns the delay after the failure of a standby with this role.
@@ -56,9 +59,9 @@ impl StandbyState {
         if let Role::Standby { since } = role
             && now.since(*since) >= STABLE_AFTER
         {
-            self.backoff = MIN_BACKOFF;
+            self.backoff.reset();
         }
-        self.next_backoff()
+        self.record_failure()
     }
 
     /// Lets the next standby start immediately, because the last one became another worker.
@@ -146,7 +149,7 @@ impl Workers {
         let (pause, why) = match failure {
             StartFailure::NoRoomForStandby(why) => (MEMORY_RETRY_INTERVAL, why),
             StartFailure::Passing { why, .. } | StartFailure::Failed(why) => {
-                (self.processes.standby.next_backoff(), why)
+                (self.processes.standby.record_failure(), why)
             }
         };
         self.processes.standby.not_before = self.now + pause;
@@ -172,7 +175,7 @@ impl Workers {
 
     pub(super) fn take_standby(&mut self) -> Option<WorkerId> {
         let worker = self.processes.ready()?;
-        self.processes.standby.backoff = MIN_BACKOFF;
+        self.processes.standby.backoff.reset();
         self.processes.standby.starts_again(self.now);
         self.act(Action::StandbyExists(false));
         Some(worker)

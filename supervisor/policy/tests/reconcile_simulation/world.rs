@@ -169,23 +169,7 @@ impl World {
         rule(is_answer || self.fault.is_none(), "a step that failed waits for another desired state")?;
         match step {
             Step::Start => self.start(desired),
-            Step::Configure | Step::ConfigureSuccessor => {
-                let fails = self.fails(10);
-                let target = match (&mut self.serving, &mut self.successor) {
-                    (Serving::Instance(instance), _) if step == Step::Configure => instance,
-                    (_, Some(successor)) if step == Step::ConfigureSuccessor => successor,
-                    _ => return Err("only an instance is configured".to_owned()),
-                };
-                rule(target.spec.engine == desired.engine, "a change in place needs no new workers")?;
-                if fails {
-                    self.fault = Some("no reply".to_owned());
-                    self.seen.insert("settings cannot be changed");
-                } else {
-                    target.spec.slo = desired.slo;
-                    self.seen.insert("a change in place");
-                }
-                Ok(())
-            }
+            Step::Configure | Step::ConfigureSuccessor => self.configure(step, desired),
             Step::Resize => {
                 rule(!self.goal.is_settled(), "a share changes only for an unanswered command")?;
                 self.share = ShareProgress::Changing;
@@ -200,20 +184,8 @@ impl World {
                 self.exiting += 1;
                 Ok(())
             }
-            Step::Retire | Step::Relay => {
-                let leaves = if step == Step::Relay { Presence::Relayed } else { Presence::Unloaded };
-                rule(desired.presence == leaves, "a model stops serving only if it is to leave")?;
-                if let Serving::Instance(_) = self.serving {
-                    self.exiting += 1;
-                }
-                self.share = ShareProgress::Reached;
-                self.serving = match step {
-                    Step::Relay => Serving::Relay { is_lost: false },
-                    _ => Serving::Nothing,
-                };
-                self.seen.insert(if step == Step::Relay { "a model moves" } else { "unloaded" });
-                Ok(())
-            }
+            Step::Retire => self.leave(Presence::Unloaded, Serving::Nothing, "unloaded"),
+            Step::Relay => self.leave(Presence::Relayed, Serving::Relay { is_lost: false }, "a model moves"),
             Step::Confirm => {
                 rule(self.is_as_desired(), "a confirmed state is the desired one")?;
                 rule(
@@ -228,6 +200,36 @@ impl World {
             }
             Step::Refuse(why) => self.refuse(generation, why),
         }
+    }
+
+    fn configure(&mut self, step: Step, desired: Spec) -> Result<(), String> {
+        let fails = self.fails(10);
+        let target = match (&mut self.serving, &mut self.successor) {
+            (Serving::Instance(instance), _) if step == Step::Configure => instance,
+            (_, Some(successor)) if step == Step::ConfigureSuccessor => successor,
+            _ => return Err("only an instance is configured".to_owned()),
+        };
+        rule(target.spec.engine == desired.engine, "a change in place needs no new workers")?;
+        if fails {
+            self.fault = Some("no reply".to_owned());
+            self.seen.insert("settings cannot be changed");
+        } else {
+            target.spec.slo = desired.slo;
+            self.seen.insert("a change in place");
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, to: Presence, serving: Serving, situation: &'static str) -> Result<(), String> {
+        let is_wanted = self.goal.desired().presence == to;
+        rule(is_wanted, "a model stops serving only if it is to leave")?;
+        if let Serving::Instance(_) = self.serving {
+            self.exiting += 1;
+        }
+        self.share = ShareProgress::Reached;
+        self.serving = serving;
+        self.seen.insert(situation);
+        Ok(())
     }
 
     fn start(&mut self, desired: Spec) -> Result<(), String> {

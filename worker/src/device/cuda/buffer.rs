@@ -1,6 +1,5 @@
 //! GPU memory that belongs to one tensor. Engines do not use this memory for intermediate results.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,16 +8,11 @@ use cudarc::driver::{CudaContext, result};
 use super::{CudaError, CudaGpu, cuda_error};
 
 /// A block of memory on the GPU.
+#[derive(Debug)]
 pub struct DeviceBuffer {
     start: NonNull<u8>,
     bytes: usize,
     context: Arc<CudaContext>,
-}
-
-impl fmt::Debug for DeviceBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBuffer").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
 }
 
 impl DeviceBuffer {
@@ -49,9 +43,9 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // If the context is unusable, the driver has already freed its memory.
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the memory. The code that used the memory has waited for all
-            // of its work. If the call fails, the memory is freed when the process exits.
+        if self.context.synchronize().is_ok() {
+            // SAFETY: this value owns the memory, and all work that used the memory has ended. If
+            // the call fails, the memory is freed when the process exits.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }

@@ -5,7 +5,6 @@
 //! move a recording to a partition, this module therefore changes the context of its nodes.
 //! Executables that were instantiated earlier from the recording do not change.
 
-use std::fmt;
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -23,12 +22,14 @@ const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32
 const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
 /// A recorded graph. The memory that the recorded work reads and writes must not move.
+#[derive(Debug)]
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
 }
 
 /// A recording that is ready to start on the SMs of one partition or of the whole process.
+#[derive(Debug)]
 pub struct Executable {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
@@ -42,18 +43,6 @@ unsafe impl Send for Recording {}
 // SAFETY: as with `Recording`, the driver lets any thread use an executable. Only the owner starts
 // it.
 unsafe impl Send for Executable {}
-
-impl fmt::Debug for Recording {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recording").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Executable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Executable").finish_non_exhaustive()
-    }
-}
 
 /// The reasons why a recording cannot move to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -106,17 +95,12 @@ impl CudaGpu {
 }
 
 /// A stream that is only used to upload executables to the GPU.
+#[derive(Debug)]
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
     pub fn new(gpu: &CudaGpu) -> Result<Self, CudaError> {
         gpu.context.new_stream().map(Self).map_err(cuda_error("create a stream"))
-    }
-}
-
-impl fmt::Debug for UploadStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UploadStream").finish_non_exhaustive()
     }
 }
 

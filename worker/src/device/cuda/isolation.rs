@@ -15,7 +15,7 @@ use cudarc::driver::{DriverError, result, sys};
 use serde::Serialize;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::partition::{DivisionError, GreenStream, SmGroups};
+use super::partition::{DivisionError, PartitionStream, SmGroups};
 use super::{CudaError, CudaGpu, cuda_error};
 
 const SAMPLES: usize = 21;
@@ -83,8 +83,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     let others: Groups = (0..division.count()).filter(|&group| !held.contains(group)).collect();
     let spin = SpinKernel::load(gpu)?;
     let time = |on: Groups| {
-        let context = groups.context(on)?;
-        let stream = context.stream()?;
+        let stream = groups.stream(on)?;
         let blocks = division.sms(on).0;
         let timed = (0..SAMPLES).map(|_| {
             let begun = Instant::now();
@@ -130,8 +129,7 @@ impl HolderProcess {
 /// the groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
-    let context = groups.context(held)?;
-    let stream = context.stream()?;
+    let stream = groups.stream(held)?;
     let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
     // A read error also ends the process.
@@ -178,7 +176,7 @@ impl SpinKernel {
         Ok(Self { module, function })
     }
 
-    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaError> {
+    fn run(&self, stream: &PartitionStream, blocks: u32, mut cycles: u64) -> Result<(), CudaError> {
         let mut arguments = [(&raw mut cycles).cast()];
         // SAFETY: the kernel takes one 64-bit number, which the driver reads before the call
         // returns.
@@ -195,7 +193,7 @@ impl SpinKernel {
         launched.map_err(cuda_error("launch a kernel"))
     }
 
-    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaError> {
+    fn finish(&self, stream: &PartitionStream) -> Result<(), CudaError> {
         // SAFETY: the stream exists.
         unsafe { result::stream::synchronize(stream.raw()) }.map_err(cuda_error("finish a kernel"))
     }

@@ -18,7 +18,6 @@ pub mod region;
 
 pub use facts::{GpuFacts, facts, initialise};
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -46,6 +45,7 @@ fn cuda_error(operation: &'static str) -> impl Fn(DriverError) -> CudaError {
 }
 
 /// The GPU of this process, with its context and its streams.
+#[derive(Debug)]
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
@@ -57,6 +57,7 @@ pub struct CudaGpu {
 
 /// The events of one batch. [`CudaGpu`] has [`IN_FLIGHT`] of these sets, one for each batch that
 /// can be in flight.
+#[derive(Debug)]
 struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
@@ -74,12 +75,6 @@ pub struct CudaMemory {
 /// A position in the sequence of work on the compute stream.
 #[derive(Debug)]
 pub struct StreamMark(CudaEvent);
-
-impl fmt::Debug for CudaGpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaGpu").field("sms", &self.sms).finish_non_exhaustive()
-    }
-}
 
 impl CudaGpu {
     /// Opens the first GPU that the environment makes visible to this process.

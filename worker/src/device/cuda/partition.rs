@@ -5,7 +5,6 @@
 //! processes.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -25,6 +24,7 @@ pub struct SmGroups {
 }
 
 /// A context whose work runs on the SMs of some groups.
+#[derive(Debug)]
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
@@ -43,12 +43,6 @@ unsafe impl Sync for GreenContext {}
 impl fmt::Debug for SmGroups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SmGroups").field("division", &self.division).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for GreenContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GreenContext").finish_non_exhaustive()
     }
 }
 
@@ -131,18 +125,10 @@ impl GreenContext {
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context
     }
-
-    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaError> {
-        let mut stream = null_mut();
-        let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context exists, and the driver fills in the handle.
-        let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
-        made.result().map_err(cuda_error("create a stream in a partition"))?;
-        Ok(GreenStream { stream, _context: PhantomData })
-    }
 }
 
 /// A stream whose work runs on the SMs of a partition.
+#[derive(Debug)]
 pub struct PartitionStream {
     stream: sys::CUstream,
     context: Arc<GreenContext>,
@@ -151,26 +137,23 @@ pub struct PartitionStream {
 // SAFETY: the driver lets any thread use a stream.
 unsafe impl Send for PartitionStream {}
 
-impl fmt::Debug for PartitionStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PartitionStream").finish_non_exhaustive()
-    }
-}
-
 impl SmGroups {
     /// Creates a stream in a new context on these groups.
     pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
-        let context = self.context(groups)?;
-        let stream = context.stream()?;
-        // `GreenStream` must not destroy the stream here. `PartitionStream` destroys it later,
-        // before it destroys the context.
-        let raw = stream.raw();
-        std::mem::forget(stream);
-        Ok(PartitionStream { stream: raw, context: Arc::new(context) })
+        let (context, mut stream) = (Arc::new(self.context(groups)?), null_mut());
+        let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context exists, and the driver fills in the handle.
+        let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, context.green, non_blocking, 0) };
+        made.result().map_err(cuda_error("create a stream in a partition"))?;
+        Ok(PartitionStream { stream, context })
     }
 }
 
 impl PartitionStream {
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.stream
+    }
+
     /// Returns the stream's handle for the CUDA runtime.
     pub fn handle(&self) -> usize {
         self.stream.expose_provenance()
@@ -182,26 +165,6 @@ impl PartitionStream {
 }
 
 impl Drop for PartitionStream {
-    fn drop(&mut self) {
-        // SAFETY: this value owns the stream, and its context still exists. If the call fails, the
-        // stream is freed when the process exits.
-        unsafe { result::stream::destroy(self.stream) }.ok();
-    }
-}
-
-/// A stream that borrows the green context on which it runs.
-pub(super) struct GreenStream<'c> {
-    stream: sys::CUstream,
-    _context: PhantomData<&'c GreenContext>,
-}
-
-impl GreenStream<'_> {
-    pub(super) fn raw(&self) -> sys::CUstream {
-        self.stream
-    }
-}
-
-impl Drop for GreenStream<'_> {
     fn drop(&mut self) {
         // SAFETY: this value owns the stream, and its context still exists. If the call fails, the
         // stream is freed when the process exits.

@@ -2,7 +2,6 @@
 //! descriptor keeps the memory alive and can map it.
 #![allow(unsafe_code)] // This module calls CUDA's functions for virtual memory.
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// A mapped region of memory that other processes can also map.
+#[derive(Debug)]
 pub struct SharedRegion {
     start: NonNull<u8>,
     /// The number of mapped bytes, rounded up to whole pages.
@@ -23,12 +23,6 @@ pub struct SharedRegion {
     memory: sys::CUmemGenericAllocationHandle,
     file: OwnedFd,
     context: Arc<CudaContext>,
-}
-
-impl fmt::Debug for SharedRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedRegion").field("mapped", &self.mapped).finish_non_exhaustive()
-    }
 }
 
 // SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
@@ -63,6 +57,9 @@ impl SharedRegion {
         let write = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let region = Self::map(gpu, Mapping { file, memory, mapped }, write)?;
         fill(&mut Writer { region: &region, bytes })?;
+        // A copy from pageable memory can return while the driver still writes the last bytes to the
+        // GPU. A write to read-only memory is a fault, which ends all clients of the MPS server.
+        gpu.synchronize()?;
         region.allow(sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ, location)?;
         Ok(region)
     }
@@ -126,9 +123,8 @@ impl SharedRegion {
 impl Drop for SharedRegion {
     fn drop(&mut self) {
         // If the context is unusable, its mappings no longer exist.
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: the addresses are mapped in this size. The owner has waited for all work that
-            // used them.
+        if self.context.synchronize().is_ok() {
+            // SAFETY: the addresses are mapped in this size. All work that used them has ended.
             unsafe {
                 sys::cuMemUnmap(self.address(), self.mapped);
                 sys::cuMemAddressFree(self.address(), self.mapped);
@@ -167,7 +163,7 @@ impl Writer<'_> {
             return Ok(());
         }
         // SAFETY: the destination is within the region, and no other code uses the region yet. When
-        // the call returns, it has read all bytes.
+        // the call returns, it has read all bytes. The GPU may receive them later.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
             .map_err(cuda_error("copy weights"))
     }

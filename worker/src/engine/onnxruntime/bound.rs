@@ -1,48 +1,30 @@
 //! Bound batches. A bound batch consists of the GPU tensors for batches of one form, and the way to
 //! execute these batches.
-#![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
+#![allow(unsafe_code)] // This module creates tensors in its own buffers.
 
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::rc::Rc;
 
-use ort::memory::{Allocator, MemoryInfo};
+use ort::memory::MemoryInfo;
 use ort::session::{IoBinding, RunOptions, Session};
-use ort::value::DynTensor;
-use ort::{AsPointer, ortsys};
+use ort::value::DynValue;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::output::{RowLayout, layout};
-use super::{element_type, run_failure};
+use super::{element_type, run_failure, tensor};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::engine::cuda_failure;
+use crate::engine::shapes::InputShapes;
 
-/// The form of a batch: its slot, its size and the shapes of its inputs. Batches of the same form
-/// use the same tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BatchForm {
-    pub(super) slot: u8,
-    pub(super) rows: Option<u32>,
-    /// The shape of each input, without the batch axis.
-    pub(super) shapes: Vec<Vec<i64>>,
-}
-
-impl BatchForm {
-    /// Returns true if a batch of the form `other` fits into the tensors of this form. The batch
-    /// may need padding rows.
-    pub(super) fn holds(&self, other: &Self) -> bool {
-        self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
-    }
-}
-
-/// The tensors of batches of one form. They share no memory with intermediate tensors, so the
+/// The tensors of batches of one form, which consists of the slot and the shapes of a batch. They share no memory with intermediate tensors, so the
 /// worker can copy a batch's inputs while the previous batch executes.
 #[derive(Debug)]
 pub(super) struct BoundBatch {
-    pub(super) form: BatchForm,
+    pub(super) slot: u8,
+    pub(super) shapes: InputShapes,
     pub(super) session: SessionRef,
     pub(super) how: ExecutionMode,
     pub(super) inputs: Vec<Rc<DeviceBuffer>>,
@@ -139,7 +121,6 @@ impl Buffers {
 
 /// Creates bound batches.
 pub(super) struct Binder<'m> {
-    pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
     pub(super) buffers: &'m mut Buffers,
@@ -156,21 +137,22 @@ impl Binder<'_> {
     pub(super) fn bind(
         &mut self,
         session: &Session,
-        form: BatchForm,
+        slot: u8,
+        shapes: InputShapes,
         of: SessionRef,
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<BoundBatch, RunFailure> {
         let mut binding = session.create_binding().map_err(|fault| run_failure(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
-        for (input, (spec, row)) in inputs.iter().zip(&form.shapes).enumerate() {
-            let shape: Vec<i64> = form.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape, form.slot, TensorId::Input(input))?;
+        for (input, (spec, shape)) in inputs.iter().zip(shapes.with_batch_axis()).enumerate() {
+            let (buffer, tensor) = self.place(spec, &shape, slot, TensorId::Input(input))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| run_failure(&fault))?;
             buffers.push(buffer);
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
-        Ok(BoundBatch { form, session: of, how: ExecutionMode::Eager(Box::new(binding)), inputs: buffers })
+        let how = ExecutionMode::Eager(Box::new(binding));
+        Ok(BoundBatch { slot, shapes, session: of, how, inputs: buffers })
     }
 
     fn place(
@@ -178,34 +160,19 @@ impl Binder<'_> {
         spec: &TensorSpec,
         shape: &[i64],
         slot: u8,
-        tensor: TensorId,
-    ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
+        id: TensorId,
+    ) -> Result<(Rc<DeviceBuffer>, DynValue), RunFailure> {
         let size = spec.datatype.size().expect("tensors of strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
         let bytes = bytes.ok_or_else(|| {
             RunFailure::Engine(format!("input or output `{}` has an invalid shape {shape:?}", spec.name))
         })?;
-        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
-        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| run_failure(&fault))?;
-        Ok((buffer, tensor))
-    }
-
-    fn tensor(
-        &self,
-        spec: &TensorSpec,
-        shape: &[i64],
-        buffer: &DeviceBuffer,
-        bytes: usize,
-    ) -> ort::Result<DynTensor> {
-        let start = buffer.start().as_ptr().cast();
-        let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
-        let mut value = std::ptr::null_mut();
-        // SAFETY: the memory is at least as large as the shape requires. It outlives the value,
+        let buffer = self.buffers.of(slot, id, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
+        // SAFETY: the buffer is at least as large as the shape requires. It outlives the tensor,
         // because bindings are dropped before buffers.
-        ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
-        let value = NonNull::new(value).expect("the call above created the value");
-        // SAFETY: the value is a tensor and has no other owner.
-        Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
+        let tensor =
+            unsafe { tensor::at(self.memory, buffer.start(), bytes, shape, element_type(spec.datatype)) };
+        Ok((buffer, tensor.map_err(|fault| run_failure(&fault))?))
     }
 }
 
@@ -225,16 +192,15 @@ impl Recorder<'_> {
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
             let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
-            layouts.push(layout(spec, value, bound.form.rows)?);
+            layouts.push(layout(spec, value, bound.shapes.rows)?);
         }
         drop(answer);
         self.maker.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
         for (output, (spec, layout)) in outputs.iter().zip(layouts).enumerate() {
-            let rows = bound.form.rows.map(i64::from);
+            let rows = bound.shapes.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
-            let (buffer, tensor) =
-                self.maker.place(spec, &shape, bound.form.slot, TensorId::Output(output))?;
+            let (buffer, tensor) = self.maker.place(spec, &shape, bound.slot, TensorId::Output(output))?;
             binding.bind_output(&spec.name, tensor).map_err(|fault| run_failure(&fault))?;
             fixed.push(OutputBuffer { layout, buffer });
         }

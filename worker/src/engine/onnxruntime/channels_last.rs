@@ -39,7 +39,7 @@ const TENSOR_SHAPE: u32 = 1;
 /// of these convolutions in the file `model`.
 pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     let found = read(model)?;
-    let tensors = external_tensors(&found);
+    let tensors = external_tensors(&found)?;
     let transposed = convolved_only(found.nodes(), tensors.iter().filter(|tensor| tensor.shape.len() == 4));
     if transposed.is_empty() {
         return Ok(());
@@ -76,10 +76,8 @@ fn is_nhwc_convolution(node: &NodeProto) -> bool {
 /// Transposes a weight tensor from outputs × inputs × height × width to outputs × height × width ×
 /// inputs.
 fn transpose_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
-    let bytes = tensor.bytes.and_then(|bytes| usize::try_from(bytes).ok());
-    let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the model has no length"))?;
-    let mut content = vec![0; bytes];
-    file.read_exact_at(&mut content, tensor.offset)?;
+    let content = tensor.read(file)?;
+    let bytes = content.len();
     let lengths: Vec<usize> = tensor.shape.iter().map(|&length| length.max(0) as usize).collect();
     let [outputs, inputs, height, width] = lengths[..] else {
         return Err(io::Error::other("the weights of a convolution do not have four axes"));
@@ -245,7 +243,8 @@ mod tests {
         let renamed = (OPERATOR, DOMAIN);
         assert_eq!(operators.collect::<Vec<_>>(), [renamed, renamed, ("Conv", "")]);
         assert_eq!(model.nodes()[0].inputs, ["x", "w", "b"]);
-        let shapes: Vec<_> = external_tensors(&model).into_iter().map(|tensor| tensor.shape).collect();
+        let shapes: Vec<_> =
+            external_tensors(&model).unwrap().into_iter().map(|tensor| tensor.shape).collect();
         assert_eq!(shapes, [vec![2, 1, 2, 3], SHAPE.to_vec()]);
         assert_eq!(weights[..12], [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
         assert_eq!(weights[12..], (0..12).collect::<Vec<_>>());

@@ -44,10 +44,6 @@ pub(super) enum InstantiatorEvent {
     Finished { groups: Groups },
 }
 
-/// One copy of each recording of a model. A set can be ready on only one partition at a time.
-#[derive(Debug, Default)]
-struct RecordingSet(Vec<Recording>);
-
 /// An order, with the numbers of the recordings that are not instantiated yet.
 #[derive(Debug)]
 struct Unfinished {
@@ -58,7 +54,9 @@ struct Unfinished {
 /// Instantiates recordings on partitions.
 #[derive(Debug)]
 pub(super) struct Instantiator {
-    sets: Vec<RecordingSet>,
+    /// The recording sets, each with one copy of each recording of the model. A set can be ready on
+    /// only one partition at a time.
+    sets: Vec<Vec<Recording>>,
     uploads: UploadStream,
     unfinished: Vec<Unfinished>,
     gpu: Arc<CudaGpu>,
@@ -97,16 +95,16 @@ impl Unfinished {
 
 impl Instantiator {
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
-        let sets = (0..READY_PARTITIONS).map(|_| RecordingSet::default()).collect();
+        let sets = (0..READY_PARTITIONS).map(|_| Vec::new()).collect();
         let uploads = UploadStream::new(&gpu)?;
         Ok(Self { sets, uploads, unfinished: Vec::new(), gpu })
     }
 
     /// Adds a recording, with one copy for each set. Returns the recording's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
-        let number = self.sets[0].0.len();
+        let number = self.sets[0].len();
         for (set, recording) in self.sets.iter_mut().zip(copies) {
-            set.0.push(recording);
+            set.push(recording);
         }
         number
     }
@@ -139,7 +137,7 @@ impl Instantiator {
     }
 
     fn begin(&mut self, order: InstantiateOrder) {
-        let left = (0..self.sets[order.set].0.len()).collect();
+        let left = (0..self.sets[order.set].len()).collect();
         self.unfinished.push(Unfinished { order, left });
     }
 
@@ -158,7 +156,7 @@ impl Instantiator {
         if let Some(stale) = &mut order.stale {
             stale.free(number);
         }
-        let recording = &mut self.sets[order.set].0[number];
+        let recording = &mut self.sets[order.set][number];
         let result = recording.instantiate_on(&order.context, &self.uploads);
         report(InstantiatorEvent::Recording { groups: order.groups, number, result });
     }

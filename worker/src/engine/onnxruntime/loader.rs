@@ -11,12 +11,12 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
-use super::bound::BatchForm;
 use super::optimised::{LARGE_TENSOR_BYTES, Optimised, OptimisedForm, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
-use super::{OnnxSession, Signature, channels_last, options, providers};
+use super::{OnnxSession, Signature, channels_last, options, providers, unusable};
 use crate::device::cuda::CudaGpu;
+use crate::engine::shapes::InputShapes;
 use shadowslice_shared::errors::chain;
 
 /// The settings and resources that all sessions of a model share.
@@ -102,16 +102,14 @@ impl Loader {
     }
 
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
-        let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
-        let builder = self
-            .builder(fallback, lengths, Scratch::Own)?
-            .with_optimized_model_path(file)
-            .map_err(refused)?;
         let key = |name: &str| format!("session.optimized_model_external_initializers_{name}");
-        let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
-        let builder = builder
-            .with_config_entry(key("min_size_in_bytes"), LARGE_TENSOR_BYTES.to_string())
-            .map_err(refused)?;
+        let saving = |builder: SessionBuilder| -> ort::Result<SessionBuilder> {
+            Ok(builder
+                .with_optimized_model_path(file)?
+                .with_config_entry(key("file_name"), WEIGHTS)?
+                .with_config_entry(key("min_size_in_bytes"), LARGE_TENSOR_BYTES.to_string())?)
+        };
+        let builder = saving(self.builder(fallback, lengths, Scratch::Own)?).map_err(unusable)?;
         OnnxSession::commit(builder, &self.model)?;
         match self.channels_last {
             true => channels_last::transpose(file, &file.with_file_name(WEIGHTS)).map_err(|error| {
@@ -155,27 +153,26 @@ impl Loader {
         lengths: &Lengths,
         scratch: Scratch,
     ) -> Result<SessionBuilder, BootRefusal> {
-        let refused = |fault: ort::Error<SessionBuilder>| BootRefusal::Library(fault.message().to_owned());
-        let providers =
-            providers::on_gpu(&self.providers, &self.gpu, self.channels_last).map_err(BootRefusal::Setup)?;
-        let builder = options(&self.environment, self.threads).map_err(BootRefusal::Model)?;
-        let mut builder = builder.with_execution_providers(providers).map_err(refused)?;
-        for (name, length) in lengths {
-            builder = builder.with_dimension_override(name, *length).map_err(refused)?;
-        }
-        if scratch == Scratch::Shared {
-            builder = builder.with_env_allocators().map_err(refused)?;
-            // A memory pattern would allocate one large block, in addition to the blocks of the
-            // first execution.
-            builder = builder.with_memory_pattern(false).map_err(refused)?;
-        }
-        if fallback == Fallback::Forbidden {
-            // The session may fail here although the model is correct. ONNX Runtime must not log
-            // that as an error.
-            builder = builder.with_disable_cpu_fallback().map_err(refused)?;
-            builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
-        }
-        Ok(builder)
+        let built = || -> ort::Result<SessionBuilder> {
+            let providers = providers::on_gpu(&self.providers, &self.gpu, self.channels_last)?;
+            let mut builder =
+                options(&self.environment, self.threads)?.with_execution_providers(providers)?;
+            for (name, length) in lengths {
+                builder = builder.with_dimension_override(name, *length)?;
+            }
+            if scratch == Scratch::Shared {
+                // A memory pattern would allocate one large block, in addition to the blocks of the
+                // first execution.
+                builder = builder.with_env_allocators()?.with_memory_pattern(false)?;
+            }
+            if fallback == Fallback::Forbidden {
+                // The session may fail here although the model is correct. ONNX Runtime must not
+                // log that as an error.
+                builder = builder.with_disable_cpu_fallback()?.with_log_level(LogLevel::Fatal)?;
+            }
+            Ok(builder)
+        };
+        built().map_err(unusable)
     }
 }
 
@@ -185,12 +182,11 @@ fn needs_processor(refusal: &BootRefusal) -> bool {
     refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }
 
-/// Returns the lengths of a model's dynamic axes in a batch of this form. Returns `None` if a
+/// Returns the lengths of a model's dynamic axes in a batch of these shapes. Returns `None` if a
 /// dynamic axis has no name, or if two axes with the same name have different lengths.
-pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
+pub(super) fn lengths(session: &Session, shapes: &InputShapes) -> Option<Lengths> {
     let mut lengths = Lengths::new();
-    for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
-        let shape = kind.rows.map(i64::from).into_iter().chain(row.iter().copied());
+    for (outlet, shape) in session.inputs().iter().zip(shapes.with_batch_axis()) {
         for (name, length) in open_axes(outlet)?.into_iter().zip(shape) {
             let Some(name) = name else { continue };
             if lengths.insert(name, length).is_some_and(|other| other != length) {

@@ -19,6 +19,7 @@ mod providers;
 mod scratch;
 mod sessions;
 mod strings;
+mod tensor;
 mod weights;
 
 use std::error::Error;
@@ -30,12 +31,12 @@ use ort::session::builder::SessionBuilder;
 use ort::session::{OverridableInitializer, Session};
 use ort::value::{Outlet, TensorElementType, ValueType};
 use ort::{ErrorCode, LoadDynamicError};
-use shadowslice_shared::batch::{BatchOutput, RunFailure};
+use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use self::optimised::Optimised;
-use super::Signature;
+use super::{Engine, EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::{Inputs, OptionalInput};
 pub use constants::Constants;
@@ -101,7 +102,7 @@ pub struct OnnxSession {
 impl OnnxSession {
     /// Loads a model on the host's CPU. `threads` is the number of threads within an operator.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
-        let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
+        let builder = options(&library.environment, threads).map_err(unusable)?;
         let (engine, signature) = Self::commit(builder, model)?;
         let optional = optional(&engine.session);
         Ok((engine, Signature { optional, ..signature }))
@@ -133,12 +134,10 @@ impl OnnxSession {
         let engine = Self { session, outputs: outputs.clone(), buffers };
         Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: 0 }))
     }
+}
 
-    pub fn run(
-        &mut self,
-        inputs: &Inputs<'_>,
-        slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<BatchOutput>, RunFailure> {
+impl Engine for OnnxSession {
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;
@@ -154,24 +153,25 @@ impl OnnxSession {
         };
         let answer = answer.map_err(|fault| run_failure(&fault))?;
         let outputs = self.outputs.iter().enumerate();
-        outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
+        let split = |(index, spec)| output::split(spec, &answer[index], inputs, slot);
+        let outputs = outputs.map(split).collect::<Result<_, _>>()?;
+        slot.check().map(|()| EngineAnswer::complete(outputs))
     }
 }
 
 /// Returns the options of all sessions. Spinning is off. With pauses of 10 ms between runs,
 /// spinning costs 10 ms of CPU time per run, and other workers need these cores.
-fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
-    let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
-    Session::builder(environment)
-        .map_err(|fault| fault.message().to_owned())?
-        .with_intra_threads(threads as usize)
-        .map_err(fault)?
-        .with_inter_threads(1)
-        .map_err(fault)?
-        .with_intra_op_spinning(false)
-        .map_err(fault)?
-        .with_inter_op_spinning(false)
-        .map_err(fault)
+fn options(environment: &Environment, threads: u32) -> ort::Result<SessionBuilder> {
+    Ok(Session::builder(environment)?
+        .with_intra_threads(threads as usize)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        .with_inter_op_spinning(false)?)
+}
+
+/// Converts an error of ONNX Runtime that does not depend on the model.
+fn unusable(fault: ort::Error) -> BootRefusal {
+    BootRefusal::Library(fault.message().to_owned())
 }
 
 /// Advice for classifiers whose probabilities skl2onnx or onnxmltools exported as maps.
@@ -218,23 +218,7 @@ fn optional(session: &Session) -> Vec<TensorSpec> {
 }
 
 fn datatype(element: TensorElementType) -> Option<Datatype> {
-    Some(match element {
-        TensorElementType::Bool => Datatype::Bool,
-        TensorElementType::Uint8 => Datatype::Uint8,
-        TensorElementType::Uint16 => Datatype::Uint16,
-        TensorElementType::Uint32 => Datatype::Uint32,
-        TensorElementType::Uint64 => Datatype::Uint64,
-        TensorElementType::Int8 => Datatype::Int8,
-        TensorElementType::Int16 => Datatype::Int16,
-        TensorElementType::Int32 => Datatype::Int32,
-        TensorElementType::Int64 => Datatype::Int64,
-        TensorElementType::Float16 => Datatype::Fp16,
-        TensorElementType::Bfloat16 => Datatype::Bf16,
-        TensorElementType::Float32 => Datatype::Fp32,
-        TensorElementType::Float64 => Datatype::Fp64,
-        TensorElementType::String => Datatype::Bytes,
-        _ => return None,
-    })
+    Datatype::ALL.into_iter().find(|&datatype| element_type(datatype) == element)
 }
 
 fn element_type(datatype: Datatype) -> TensorElementType {

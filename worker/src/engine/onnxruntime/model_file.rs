@@ -3,23 +3,33 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use prost::Message;
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::onnx::{
     self, AttributeProto, ModelHeader, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 };
 
 /// A tensor of the model whose bytes are stored in another file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,
     /// ONNX's number for the datatype of the elements.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
     pub(super) offset: u64,
-    /// The length in bytes, or `None` if the tensor extends to the end of the file.
-    pub(super) bytes: Option<u64>,
+    pub(super) bytes: u64,
+}
+
+impl ExternalTensor {
+    /// Reads the bytes of the tensor from the file that contains them.
+    pub(super) fn read(&self, file: &File) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.bytes).map_err(io::Error::other)?];
+        file.read_exact_at(&mut bytes, self.offset)?;
+        Ok(bytes)
+    }
 }
 
 /// Returns the name of the first of these inputs that is a tensor without a shape, and therefore of
@@ -40,9 +50,21 @@ fn decode<M: Message + Default>(model: &Path) -> io::Result<M> {
     onnx::decode(File::open(model)?, u64::MAX)
 }
 
-/// Returns the external tensors of the main graph.
-pub(super) fn external_tensors(model: &ModelProto) -> Vec<ExternalTensor> {
-    model.tensors().iter().filter_map(placed).collect()
+/// Returns the external tensors of the main graph. Fails if a tensor has no length and therefore
+/// extends to the end of its file.
+pub(super) fn external_tensors(model: &ModelProto) -> io::Result<Vec<ExternalTensor>> {
+    let external = model.tensors().iter().filter(|tensor| tensor.external("location").is_some());
+    external
+        .map(|tensor| {
+            let number = |key: &str| tensor.external(key).map(str::parse).transpose();
+            let (Ok(offset), Ok(Some(bytes))) = (number("offset"), number("length")) else {
+                let why = format!("tensor `{}` of the model has no valid offset and length", tensor.name);
+                return Err(io::Error::other(why));
+            };
+            let TensorProto { shape, element, name, .. } = tensor.clone();
+            Ok(ExternalTensor { name, element, shape, offset: offset.unwrap_or(0), bytes })
+        })
+        .collect()
 }
 
 /// Returns true if the model should use channels last. It must have more two-dimensional
@@ -104,14 +126,6 @@ pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
 
 fn has_graph(attribute: &AttributeProto) -> bool {
     attribute.graph.is_some() || !attribute.graphs.is_empty()
-}
-
-fn placed(tensor: &TensorProto) -> Option<ExternalTensor> {
-    tensor.external("location")?;
-    let offset = tensor.external("offset").map_or(Some(0), |offset| offset.parse().ok())?;
-    let bytes = tensor.external("length").and_then(|length| length.parse().ok());
-    let TensorProto { shape, element, name, .. } = tensor.clone();
-    Some(ExternalTensor { name, element, shape, offset, bytes })
 }
 
 /// Returns true if ONNX Runtime's CUDA provider may store data for the last shape that an operator

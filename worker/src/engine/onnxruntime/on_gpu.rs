@@ -3,34 +3,36 @@
 //! GPU.
 #![allow(unsafe_code)] // This module copies between slabs and the tensors of ONNX Runtime.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
 use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{
-    BatchForm, Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder,
-};
+use super::bound::{Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder};
+use super::gather::GatherBuffer;
 use super::loader::Loader;
 use super::optimised::Optimised;
 use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxSession, Signature, output, run_failure};
+use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
-use crate::engine::fetch::fetch;
+use crate::engine::fetch::{bring, fetch};
+use crate::engine::shapes::InputShapes;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
@@ -53,6 +55,8 @@ pub struct GpuEngine {
     // be dropped last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
+    /// The booleans of the batch in each slot, by slot and input.
+    booleans: BTreeMap<(u8, usize), GatherBuffer>,
     /// The partitions, or `None` if the model's share is not a partition inside the process.
     partitions: Option<RecordedPartitions>,
     unmovable: Option<MoveError>,
@@ -60,7 +64,6 @@ pub struct GpuEngine {
     /// sizes.
     kernels: Option<u32>,
     options: RunOptions,
-    allocator: Allocator,
     memory: MemoryInfo<'static>,
     sessions: Sessions,
     gpu: Arc<CudaGpu>,
@@ -106,25 +109,22 @@ impl GpuEngine {
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
         scratch::share(&library.environment).map_err(setup)?;
         let (sessions, signature) = Sessions::load(loader)?;
-        let memory =
-            || MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
-        let allocator = Allocator::new(&sessions.first().session, memory().map_err(setup)?).map_err(setup)?;
+        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
+            .map_err(setup)?;
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
-        let memory = memory().map_err(setup)?;
         let undivided = |why| BootRefusal::NoPartitions(chain(&why));
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| RecordedPartitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
         let engine = Self {
-            bound,
-            buffers,
+            bound: Vec::new(),
+            buffers: Buffers::default(),
+            booleans: BTreeMap::new(),
             partitions,
-            unmovable,
-            kernels,
+            unmovable: None,
+            kernels: None,
             options,
-            allocator,
             memory,
             sessions,
             gpu,
@@ -132,105 +132,14 @@ impl GpuEngine {
         Ok((engine, signature))
     }
 
-    pub fn unshared(&self) -> Option<&str> {
-        self.sessions.unshared()
-    }
-
-    pub fn channels_last(&self) -> bool {
-        self.sessions.channels_last()
-    }
-
-    /// Writes a file that makes later workers load the model with channels first. Returns false if
-    /// the file cannot be written.
-    pub fn use_channels_first(&self, why: &str) -> bool {
-        self.sessions.use_channels_first(why)
-    }
-
-    pub fn memory(&self) -> DeviceMemory {
-        let (weights, brought) = self.sessions.weights();
-        let arenas = self.sessions.arenas().filter_map(|model| {
-            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
-            scratch::bytes(&allocator)
-        });
-        DeviceMemory { weights, brought, scratch: arenas.sum() }
-    }
-
     pub fn gpu(&self) -> &Arc<CudaGpu> {
         &self.gpu
-    }
-
-    pub fn division(&self) -> Option<&Division> {
-        self.partitions.as_ref().map(RecordedPartitions::division)
-    }
-
-    /// Returns an error with the reason unless all batches can run on partitions.
-    pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
-        let strings = inputs.iter().chain(&self.sessions.first().outputs);
-        if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
-            return Err(format!("`{}` holds strings, which only the CPU can compute", spec.name));
-        }
-        let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
-        if let Some(spec) = inputs.iter().find(open) {
-            return Err(format!(
-                "input `{}` has dynamic axes besides the batch, and a CUDA graph has fixed lengths; \
-                 export the model with fixed axes",
-                spec.name
-            ));
-        }
-        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
-        match eager {
-            Some(bound) if !bound.session.recordable => Err(format!(
-                "the CPU computes a part of the model, which a CUDA graph cannot repeat: {}",
-                self.sessions
-                    .host_fallback_reason()
-                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
-            )),
-            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
-            None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
-        }
-    }
-
-    /// Returns the number of kernels in the last recorded batch, or `None` if no batch was
-    /// recorded.
-    pub fn kernels(&self) -> Option<u32> {
-        self.kernels
-    }
-
-    /// Prepares a partition. If the result is not available yet, returns `None`.
-    /// [`next_prepared`](Self::next_prepared) returns the result later.
-    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
-        match &mut self.partitions {
-            Some(partitions) => partitions.prepare(groups),
-            None => {
-                let why = "the worker's share is a percentage, not a partition".to_owned();
-                Some(PartitionReply { groups, result: Err(why) })
-            }
-        }
-    }
-
-    /// Returns true if batches with this number of rows run on the partition, which must be ready.
-    /// Otherwise, these batches run on all SMs.
-    pub fn fits(&self, groups: Groups, rows: u32) -> bool {
-        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
-            return true;
-        };
-        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
-        sized.all(|bound| match &bound.how {
-            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
-            ExecutionMode::Eager(_) => false,
-        })
     }
 
     /// Returns the result for one partition that has become ready since the last call, or `None` if
     /// there is none.
     pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
-    }
-
-    pub fn forget(&mut self, groups: Groups, in_use: bool) {
-        if let Some(partitions) = &mut self.partitions {
-            partitions.forget(groups, in_use);
-        }
     }
 
     /// Starts a batch, and returns the parts of its answer. The parts are complete once the GPU has
@@ -244,7 +153,7 @@ impl GpuEngine {
             // Strings stay in host memory, and ONNX Runtime copies the strings that it needs.
             self.refuse_partition(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
-            self.sessions.first_mut().run(inputs, slot)?
+            self.sessions.first_mut().run(inputs, slot)?.outputs
         } else {
             self.run_bound(inputs, slot)?
         };
@@ -267,25 +176,6 @@ impl GpuEngine {
         Err(RunFailure::Engine(
             "a batch of this shape has no CUDA graph, so the batch cannot run on a partition".into(),
         ))
-    }
-
-    /// Records batches of this size. Batches of all sizes must have run before the first recording.
-    /// Otherwise, a later batch size could permanently allocate memory to which a recording writes.
-    pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
-        for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
-            self.record_bound(index)?;
-        }
-        Ok(())
-    }
-
-    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
-        self.sessions.finish_warm_up(&self.bound)?;
-        self.partitions
-            .as_mut()
-            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
-            .map_err(BootRefusal::NoPartitions)
     }
 
     fn run_bound(
@@ -315,7 +205,7 @@ impl GpuEngine {
                 fetched.collect()
             }
             ExecutionMode::Eager(binding) => {
-                let rows = bound[index].form.rows;
+                let rows = bound[index].shapes.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
                 let answer = answer.map_err(|fault| run_failure(&fault))?;
                 let fetched = specs.map(|spec| {
@@ -338,12 +228,12 @@ impl GpuEngine {
     }
 
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
-        let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
-        let form = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let (slot, shapes) = (inputs.slot(), InputShapes::of(inputs));
         let exact = self.sessions.is_warming();
-        let fits = |bound: &BoundBatch| if exact { bound.form == form } else { bound.form.holds(&form) };
-        let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
-        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
+        let fits = |held: &InputShapes| if exact { *held == shapes } else { held.holds(&shapes) };
+        let bound = self.bound.iter().enumerate();
+        let fitting = bound.filter(|(_, bound)| bound.slot == slot && fits(&bound.shapes));
+        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.shapes.rows) {
             return Ok(found);
         }
         // Batches in flight may still use the outputs and tensors that the code below drops.
@@ -356,32 +246,21 @@ impl GpuEngine {
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let of = self.sessions.of(&form, &self.bound)?;
-        let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
+        let of = self.sessions.of(&shapes, &self.bound)?;
+        let Self { sessions, memory, gpu, buffers, .. } = self;
         let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
-        let bound =
-            Binder { allocator, memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
+        let bound = Binder { memory, gpu, buffers }.bind(model, slot, shapes, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self {
-            bound,
-            buffers,
-            partitions,
-            unmovable,
-            kernels,
-            sessions,
-            allocator,
-            memory,
-            options,
-            gpu,
-        } = self;
+        let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu, .. } =
+            self;
         let bound = &mut bound[index];
         let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
-        let maker = Binder { allocator, memory, gpu, buffers };
+        let maker = Binder { memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
             *kernels = copies.first().and_then(Recording::kernels);
@@ -392,24 +271,129 @@ impl GpuEngine {
     }
 
     fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
+        let slot = inputs.slot();
         for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
-                Datatype::Bool => vec![self.sessions.first_mut().buffers[input].booleans(inputs, input)],
+                Datatype::Bool => {
+                    vec![self.booleans.entry((slot, input)).or_default().booleans(inputs, input)]
+                }
                 _ => (0..inputs.requests()).map(|request| inputs.part(request, input)).collect(),
             };
-            let mut done = 0;
-            for part in parts {
-                // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked
-                // the lengths of its parts. Only the batch in this slot uses that memory. A part in
-                // the slab does not change until the batch is answered. A part outside the slab is
-                // not registered with the driver, so the driver has copied the part when the call
-                // returns.
-                unsafe { self.gpu.copy_in(part, place.start().add(done)) }
-                    .map_err(|fault| cuda_failure(&fault))?;
-                done += part.len();
-            }
+            // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked the
+            // lengths of its parts. Only the batch in this slot uses that memory. Parts in the slab
+            // and the slot's booleans do not change until the batch is answered.
+            unsafe { bring(parts.into_iter(), place.start(), &self.gpu) }
+                .map_err(|fault| cuda_failure(&fault))?;
         }
         Ok(())
+    }
+}
+
+impl Engine for GpuEngine {
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+        let outputs = self.begin(inputs, slot)?;
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        Ok(EngineAnswer::complete(outputs))
+    }
+
+    fn execution_time(&self, slot: u8) -> Option<Duration> {
+        self.gpu.execution_time(slot).ok().flatten()
+    }
+
+    fn describe(&self, report: &mut WarmUpReport) {
+        let (weights, brought) = self.sessions.weights();
+        let arenas = self.sessions.arenas().filter_map(|model| {
+            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
+            scratch::bytes(&allocator)
+        });
+        report.memory = DeviceMemory { weights, brought, scratch: arenas.sum() };
+        report.unshared = self.sessions.unshared().map(str::to_owned);
+        report.kernels = self.kernels;
+    }
+
+    fn channels_last(&self) -> bool {
+        self.sessions.channels_last()
+    }
+
+    fn use_channels_first(&self, why: &str) -> bool {
+        self.sessions.use_channels_first(why)
+    }
+
+    fn division(&self) -> Option<&Division> {
+        self.partitions.as_ref().map(RecordedPartitions::division)
+    }
+
+    fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
+        let strings = inputs.iter().chain(&self.sessions.first().outputs);
+        if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
+            return Err(format!("`{}` holds strings, which only the CPU can compute", spec.name));
+        }
+        let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
+        if let Some(spec) = inputs.iter().find(open) {
+            return Err(format!(
+                "input `{}` has dynamic axes besides the batch, and a CUDA graph has fixed lengths; \
+                 export the model with fixed axes",
+                spec.name
+            ));
+        }
+        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
+        match eager {
+            Some(bound) if !bound.session.recordable => Err(format!(
+                "the CPU computes a part of the model, which a CUDA graph cannot repeat: {}",
+                self.sessions
+                    .host_fallback_reason()
+                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
+            )),
+            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
+            None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
+        }
+    }
+
+    /// Prepares a partition. Returns `None` if [`GpuEngine::next_prepared`] returns the result later.
+    fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
+        match &mut self.partitions {
+            Some(partitions) => partitions.prepare(groups),
+            None => {
+                let why = "the worker's share is a percentage, not a partition".to_owned();
+                Some(PartitionReply { groups, result: Err(why) })
+            }
+        }
+    }
+
+    fn fits(&self, groups: Groups, rows: u32) -> bool {
+        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
+            return true;
+        };
+        let mut sized = self.bound.iter().filter(|bound| bound.shapes.rows() == rows);
+        sized.all(|bound| match &bound.how {
+            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
+            ExecutionMode::Eager(_) => false,
+        })
+    }
+
+    fn forget(&mut self, groups: Groups, in_use: bool) {
+        if let Some(partitions) = &mut self.partitions {
+            partitions.forget(groups, in_use);
+        }
+    }
+
+    /// Records batches of this size. Batches of all sizes must have run before the first recording.
+    /// Otherwise, a later batch size could permanently allocate memory to which a recording writes.
+    fn record(&mut self, size: u32) -> Result<(), RunFailure> {
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.shapes.rows() == size;
+        for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
+            self.record_bound(index)?;
+        }
+        Ok(())
+    }
+
+    fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        self.sessions.finish_warm_up(&self.bound)?;
+        self.partitions
+            .as_mut()
+            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
+            .map_err(BootRefusal::NoPartitions)
     }
 }
 

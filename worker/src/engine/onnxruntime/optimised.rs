@@ -14,14 +14,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use shadowslice_shared::onnx::external_files;
 
-use super::model_file;
+use super::model_file::{self, ExternalTensor};
 
 /// The minimum size of a large tensor, in bytes. Smaller tensors stay in the optimised graph, and
 /// each session has its own copy of them. Some of the smaller tensors are shapes, which ONNX
@@ -59,11 +59,8 @@ pub(super) struct OptimisedForm {
 /// A large tensor in the form's file `weights`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredTensor {
-    pub(super) name: String,
-    pub(super) element: i32,
-    pub(super) shape: Vec<i64>,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+    #[serde(flatten)]
+    pub(super) tensor: ExternalTensor,
     pub(super) fingerprint: Fingerprint,
 }
 
@@ -173,7 +170,7 @@ impl OptimisedForm {
             serde_json::from_slice(&fs::read(folder.join("form.json")).ok()?).ok()?;
         let form = Self { folder, tensors: description.tensors };
         let model = fs::read(form.model()).ok()?;
-        (fingerprint(&model) == description.model).then_some(form)
+        (fingerprint_of(&model) == description.model).then_some(form)
     }
 
     pub(super) fn model(&self) -> PathBuf {
@@ -181,11 +178,9 @@ impl OptimisedForm {
     }
 
     /// Reads the bytes of a tensor. Returns an error if the bytes are damaged.
-    pub(super) fn bytes(&self, tensor: &StoredTensor) -> io::Result<Vec<u8>> {
-        let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
-        let mut bytes = vec![0; size];
-        File::open(self.folder.join(WEIGHTS))?.read_exact_at(&mut bytes, tensor.offset)?;
-        match fingerprint(&bytes) == tensor.fingerprint {
+    pub(super) fn bytes(&self, StoredTensor { tensor, fingerprint }: &StoredTensor) -> io::Result<Vec<u8>> {
+        let bytes = tensor.read(&File::open(self.folder.join(WEIGHTS))?)?;
+        match fingerprint_of(&bytes) == *fingerprint {
             true => Ok(bytes),
             false => Err(io::Error::other(format!("the stored weights of `{}` are damaged", tensor.name))),
         }
@@ -205,16 +200,12 @@ fn describe(draft: &Path) -> io::Result<()> {
     // ONNX Runtime writes no file if the model has no large tensors, so this call may create the
     // file.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
-    let mut tensors = Vec::new();
-    for tensor in model_file::external_tensors(&model_file::read(&model)?) {
-        let model_file::ExternalTensor { name, element, shape, offset, bytes, .. } = tensor;
-        let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the optimised model has no length"))?;
-        let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
-        weights.read_exact_at(&mut content, offset)?;
-        let fingerprint = fingerprint(&content);
-        tensors.push(StoredTensor { name, element, shape, offset, bytes, fingerprint });
-    }
-    let description = Description { model: fingerprint(&fs::read(&model)?), tensors };
+    let stored = |tensor: ExternalTensor| {
+        Ok(StoredTensor { fingerprint: fingerprint_of(&tensor.read(&weights)?), tensor })
+    };
+    let tensors = model_file::external_tensors(&model_file::read(&model)?)?;
+    let tensors = tensors.into_iter().map(stored).collect::<io::Result<_>>()?;
+    let description = Description { model: fingerprint_of(&fs::read(&model)?), tensors };
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
@@ -280,12 +271,12 @@ fn forget_others(cache: &Path, current: &Path) {
     }
 }
 
-fn fingerprint(bytes: &[u8]) -> Fingerprint {
+fn fingerprint_of(bytes: &[u8]) -> Fingerprint {
     Sha256::digest(bytes).into()
 }
 
 fn digest_of(name: &str) -> String {
-    hex(&fingerprint(name.as_bytes()))[..16].to_owned()
+    hex(&fingerprint_of(name.as_bytes()))[..16].to_owned()
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -345,7 +336,7 @@ mod tests {
         let files = Files::new();
         assert!(files.optimised().form("dynamic").is_none());
         let form = files.optimised().keep("dynamic", save).unwrap().unwrap();
-        let names: Vec<_> = form.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let names: Vec<_> = form.tensors.iter().map(|stored| stored.tensor.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
         let again = files.optimised().form("dynamic").unwrap();
         assert_eq!((again.model(), &again.tensors), (form.model(), &form.tensors));

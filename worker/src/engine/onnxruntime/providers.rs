@@ -74,7 +74,7 @@ pub(super) fn on_gpu(
     providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
-) -> Result<Vec<ExecutionProviderDispatch>, String> {
+) -> ort::Result<Vec<ExecutionProviderDispatch>> {
     providers.iter().map(|provider| dispatch(provider, gpu, channels_last)).collect()
 }
 
@@ -82,7 +82,7 @@ fn dispatch(
     provider: &ProviderSpec,
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
-) -> Result<ExecutionProviderDispatch, String> {
+) -> ort::Result<ExecutionProviderDispatch> {
     Ok(match provider {
         // At the first run of each shape, the provider chooses the algorithms of convolutions for
         // the SMs of this process.
@@ -112,7 +112,8 @@ fn dispatch(
     })
 }
 
-fn utf8(path: &Path) -> Result<&str, String> {
-    path.to_str()
-        .ok_or_else(|| format!("the path of TensorRT's cache is not valid UTF-8: {}", path.display()))
+fn utf8(path: &Path) -> ort::Result<&str> {
+    let invalid =
+        || ort::Error::new(format!("the path of TensorRT's cache is not valid UTF-8: {}", path.display()));
+    path.to_str().ok_or_else(invalid)
 }

@@ -6,10 +6,11 @@ use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::bound::{BatchForm, BoundBatch, ExecutionMode, SessionRef};
+use super::bound::{BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
 use super::{OnnxSession, Signature, model_file};
+use crate::engine::shapes::InputShapes;
 
 /// The sessions of one model.
 pub(super) struct Sessions {
@@ -130,8 +131,12 @@ impl Sessions {
         Ok(())
     }
 
-    pub(super) fn of(&mut self, form: &BatchForm, bound: &[BoundBatch]) -> Result<SessionRef, RunFailure> {
-        let alike = |bound: &&BoundBatch| bound.form.rows == form.rows && bound.form.shapes == form.shapes;
+    pub(super) fn of(
+        &mut self,
+        shapes: &InputShapes,
+        bound: &[BoundBatch],
+    ) -> Result<SessionRef, RunFailure> {
+        let alike = |bound: &&BoundBatch| bound.shapes == *shapes;
         let known = bound.iter().find(alike).map(|bound| bound.session);
         let recordable = |index| SessionRef { index, recordable: true };
         let plain = |index| SessionRef { index, recordable: false };
@@ -145,7 +150,7 @@ impl Sessions {
                 }
             },
             Phase::Warming(Sharing::Fixed) => {
-                let lengths = lengths(&self.all[0].session, form);
+                let lengths = lengths(&self.all[0].session, shapes);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
                     // Even with fixed lengths, a session may still need the host's CPU for some
@@ -177,7 +182,7 @@ impl Sessions {
     }
 
     fn shapes_vary(&self, bound: &[BoundBatch]) -> bool {
-        let batched = bound.iter().any(|bound| bound.form.rows.is_some());
+        let batched = bound.iter().any(|bound| bound.shapes.rows.is_some());
         let mut inputs = self.all[0].session.inputs().iter();
         inputs.any(|input| match input.dtype() {
             ValueType::Tensor { shape, .. } => {

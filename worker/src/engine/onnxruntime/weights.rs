@@ -1,22 +1,22 @@
 //! A model's large tensors on the GPU, which all sessions of a worker share. Workers share them too
 //! if they load the same optimised forms (see `optimised.rs`) in the same order. The supervisor
 //! keeps the shared memory alive.
-#![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
+#![allow(unsafe_code)] // This module creates tensors in shared regions.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
-use ort::value::{DynValue, TensorElementType};
-use ort::{AsPointer, ortsys};
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::value::DynValue;
 use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
+use shadowslice_shared::onnx::datatype_of;
 use shadowslice_shared::weights::{self, MAX_REGIONS, RegionContent};
 
 use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
+use super::{element_type, tensor};
 use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaError, CudaGpu};
 
@@ -65,12 +65,12 @@ struct RegionLayout<'f> {
 impl<'f> RegionLayout<'f> {
     fn of(tensors: impl Iterator<Item = &'f StoredTensor>) -> Self {
         let once: BTreeMap<Fingerprint, &StoredTensor> =
-            tensors.map(|tensor| (tensor.fingerprint, tensor)).collect();
+            tensors.map(|stored| (stored.fingerprint, stored)).collect();
         let (mut offset, mut digest, mut tensors) = (0, Sha256::new(), Vec::new());
-        for (fingerprint, tensor) in once {
+        for (fingerprint, stored) in once {
             digest.update(fingerprint);
-            tensors.push((offset as usize, tensor));
-            offset += tensor.bytes.next_multiple_of(ALIGNMENT);
+            tensors.push((offset as usize, stored));
+            offset += stored.tensor.bytes.next_multiple_of(ALIGNMENT);
         }
         Self { tensors, content: RegionContent { fingerprint: digest.finalize().into(), bytes: offset } }
     }
@@ -102,19 +102,20 @@ impl Weights {
         gpu: &CudaGpu,
     ) -> Result<Vec<(String, Arc<DynValue>)>, WeightsError> {
         self.bring(form, gpu)?;
-        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
-            .map_err(|fault| WeightsError::Tensor(fault.message().to_owned()))?;
-        let known = form.tensors.iter().filter_map(|tensor| {
-            let (place, element) = (self.places.get(&tensor.fingerprint)?, element(tensor.element)?);
-            Some((tensor, place, element))
-        });
-        known
-            .map(|(tensor, place, element)| {
-                let value = value(tensor, place, element, &memory)
-                    .map_err(|fault| WeightsError::Tensor(fault.message().to_owned()))?;
-                Ok((tensor.name.clone(), Arc::new(value)))
-            })
-            .collect()
+        let failed = |fault: ort::Error| WeightsError::Tensor(fault.message().to_owned());
+        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
+        let (memory, mut values) = (memory.map_err(failed)?, Vec::new());
+        for StoredTensor { tensor: stored, fingerprint } in &form.tensors {
+            let place = self.places.get(fingerprint).zip(datatype_of(stored.element));
+            let Some((Place { region, offset }, datatype)) = place else { continue };
+            let (bytes, element) = (stored.bytes as usize, element_type(datatype));
+            // SAFETY: the region has the tensor's bytes at this offset. It outlives the value,
+            // because sessions are dropped before the weights.
+            let value =
+                unsafe { tensor::at(&memory, region.start().add(*offset), bytes, &stored.shape, element) };
+            values.push((stored.name.clone(), Arc::new(value.map_err(failed)?)));
+        }
+        Ok(values)
     }
 
     /// Makes sure that all tensors of a form are on the GPU. Maps a region that the supervisor
@@ -180,44 +181,4 @@ impl Weights {
         }
         Ok(region)
     }
-}
-
-/// Returns the type for a number of ONNX's `TensorProto.DataType`.
-fn element(number: i32) -> Option<TensorElementType> {
-    Some(match number {
-        1 => TensorElementType::Float32,
-        2 => TensorElementType::Uint8,
-        3 => TensorElementType::Int8,
-        4 => TensorElementType::Uint16,
-        5 => TensorElementType::Int16,
-        6 => TensorElementType::Int32,
-        7 => TensorElementType::Int64,
-        9 => TensorElementType::Bool,
-        10 => TensorElementType::Float16,
-        11 => TensorElementType::Float64,
-        12 => TensorElementType::Uint32,
-        13 => TensorElementType::Uint64,
-        16 => TensorElementType::Bfloat16,
-        _ => return None,
-    })
-}
-
-fn value(
-    tensor: &StoredTensor,
-    place: &Place,
-    element: TensorElementType,
-    memory: &MemoryInfo<'static>,
-) -> ort::Result<DynValue> {
-    let start = place.region.start().as_ptr().wrapping_add(place.offset);
-    let (start, bytes) = (start.cast(), tensor.bytes as usize);
-    let (memory, shape) = (memory.ptr(), &tensor.shape);
-    let mut value = std::ptr::null_mut();
-    // SAFETY: the tensor's memory outlives the value, because sessions are dropped before the
-    // weights. ONNX Runtime returns an error if the size does not fit the shape.
-    ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
-    let value = NonNull::new(value).expect("the call above created the value");
-    // SAFETY: the value is a tensor and has no other owner. No allocator has created the tensor's
-    // memory. `ort` requires an allocator, but uses the allocator only for tensors that `ort`
-    // creates itself.
-    Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }

@@ -14,6 +14,7 @@ use super::control::{Control, ControlError};
 use super::daemon::Daemon;
 use super::directories::Directories;
 use super::replies::ServerStatus;
+use shadowslice_policy::backoff::Backoff;
 use shadowslice_shared::errors;
 
 /// The time between two checks of a state for which MPS sends no event.
@@ -22,7 +23,7 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of checks within which a new worker must appear as a client.
 const MAX_ADMISSION_CHECKS: u32 = 5;
 
-/// The first pause before a daemon that has exited is restarted. The pause doubles each time.
+/// The first pause before a daemon that has exited is restarted.
 const RESTART_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The longest pause before a restart.
@@ -137,7 +138,7 @@ impl DaemonMonitor {
     /// Monitors a daemon and restarts it when it exits, until a stop is requested.
     pub(super) async fn run(mut self, daemon: Daemon, mut inbox: Inbox) {
         let mut next = Some(daemon);
-        let mut pause = RESTART_BACKOFF;
+        let mut backoff = Backoff::new(RESTART_BACKOFF, MAX_RESTART_BACKOFF);
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
@@ -167,26 +168,26 @@ impl DaemonMonitor {
                 }
             }
             if begun.elapsed() >= STABLE_TIME {
-                pause = RESTART_BACKOFF;
+                backoff.reset();
             }
-            next = self.restart(&mut inbox, &mut pause).await;
+            next = self.restart(&mut inbox, &mut backoff).await;
         }
         self.directories.remove();
     }
 
     /// Tries to start a daemon, with pauses, until it succeeds. Returns `None` if a stop is
     /// requested.
-    async fn restart(&self, inbox: &mut Inbox, pause: &mut Duration) -> Option<Daemon> {
+    async fn restart(&self, inbox: &mut Inbox, backoff: &mut Backoff) -> Option<Daemon> {
+        let mut pause = backoff.record_failure();
         loop {
             let attempt = async {
-                sleep(*pause).await;
+                sleep(pause).await;
                 self.start().await
             };
             let Some(started) = unless_stopped(inbox, attempt).await else {
                 self.directories.kill_users(&self.control.program).await;
                 return None;
             };
-            *pause = (*pause * 2).min(MAX_RESTART_BACKOFF);
             match started {
                 Ok((daemon, server)) => {
                     tracing::info!(
@@ -199,10 +200,11 @@ impl DaemonMonitor {
                     return Some(daemon);
                 }
                 Err(error) => {
+                    pause = backoff.record_failure();
                     tracing::error!(
                         device = self.device,
                         error = errors::chain(&error),
-                        pause_ms = rounding::ms(*pause),
+                        pause_ms = rounding::ms(pause),
                         "cannot restart MPS, so this GPU has no workers; trying again after the pause"
                     );
                 }

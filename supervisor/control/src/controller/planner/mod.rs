@@ -9,7 +9,6 @@
 
 mod facts;
 mod orders;
-mod recent;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -31,14 +30,12 @@ use super::reports::ModelState;
 use super::{Cause, ChangeCause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
-use recent::Recent;
 use shadowslice_config::{ControllerConfig as Settings, ModelConfig};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::pipeline::Total;
 
-pub use recent::RecentReport;
-pub use report::{AdmissionReport, ModelPlan, ObservationReport, PlanReport};
+pub use report::{AdmissionReport, ModelPlan, ObservationReport, PlanReport, RecentReport};
 
 /// The last decision of the policy, and the time of all decisions.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -73,7 +70,6 @@ pub struct Planner {
 struct PlannedModel {
     served: Served,
     orders: Orders,
-    recent: Recent,
 }
 
 impl Served {
@@ -177,7 +173,7 @@ impl Planner {
         let mut known = std::mem::take(&mut self.models);
         let model = |served: Served| match known.iter().position(|model| model.served.id == served.id) {
             Some(place) => PlannedModel { served, ..known.swap_remove(place) },
-            None => PlannedModel { served, orders: Orders::default(), recent: Recent::default() },
+            None => PlannedModel { served, orders: Orders::default() },
         };
         self.models = served.into_iter().map(model).collect();
         self.update_specs();
@@ -226,7 +222,7 @@ impl Planner {
         let mut plans = report::models(served, &input, &decision, &names, obstacles);
         for (plan, model) in plans.iter_mut().zip(&self.models) {
             plan.last_order_why = model.orders.reason().map(str::to_owned);
-            plan.recent = model.recent.report(&model.served.pipeline.rates());
+            plan.recent = model.served.pipeline.recent_traffic().into();
         }
         self.planned_tx.send_modify(|planned| {
             planned.took.add(took);
@@ -242,11 +238,9 @@ impl Planner {
     }
 
     fn input(&mut self, now: Timestamp) -> PolicyInput {
-        let snapshot = |PlannedModel { served, orders, recent }: &mut PlannedModel| {
+        let snapshot = |PlannedModel { served, orders }: &mut PlannedModel| {
             orders.update(&served.model.name, &served.report.borrow(), now);
-            let seen = served.pipeline.observe();
-            recent.add(&seen);
-            facts::snapshot(served, orders, seen)
+            facts::snapshot(served, orders, served.pipeline.observe())
         };
         let models = self.models.iter_mut().map(snapshot).collect();
         PolicyInput { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }

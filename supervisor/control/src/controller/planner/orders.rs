@@ -3,6 +3,7 @@
 use shadowslice_shared::rounding;
 use std::time::Duration;
 
+use shadowslice_policy::backoff::Backoff;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{mpsc, oneshot};
@@ -11,7 +12,7 @@ use super::super::reports::ModelReport;
 use super::super::{HandoverReport, ResizeRefused};
 use super::{Cause, Order};
 
-/// The time without orders after the first failure. It doubles with each failure.
+/// The time without orders after the first failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest time without orders after a failure. A failure is forgotten after the same time.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
@@ -40,7 +41,7 @@ pub(super) struct Orders {
 struct FailedOrder {
     /// The time of the next attempt.
     until: Timestamp,
-    backoff: Duration,
+    backoff: Backoff,
     why: String,
 }
 
@@ -91,14 +92,15 @@ impl Orders {
 
     fn fail(&mut self, model: &str, why: String, now: Timestamp) {
         let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < MAX_BACKOFF);
-        let backoff = recent.map_or(INITIAL_BACKOFF, |failed| (failed.backoff * 2).min(MAX_BACKOFF));
+        let mut backoff = recent.map_or(Backoff::new(INITIAL_BACKOFF, MAX_BACKOFF), |failed| failed.backoff);
+        let pause = backoff.record_failure();
         tracing::warn!(
             model,
             why,
-            pause_ms = rounding::ms(backoff),
+            pause_ms = rounding::ms(pause),
             "the policy's change of the model's share failed; the policy can change the share again after the pause"
         );
-        self.failed = Some(FailedOrder { until: now + backoff, backoff, why });
+        self.failed = Some(FailedOrder { until: now + pause, backoff, why });
     }
 
     /// Sends an order.

@@ -10,8 +10,9 @@ use shadowslice_policy::sharing::{
 use shadowslice_shared::groups::Groups;
 
 use super::super::{Mechanism, ReportedVerdict};
-use super::{RecentReport, Served, Settings};
+use super::{Served, Settings};
 use shadowslice_config::OnLate;
+use shadowslice_datapath::pipeline::{Rates, TrafficWindow};
 use shadowslice_shared::units::ms;
 
 /// The last decision of the policy.
@@ -81,11 +82,36 @@ pub struct ObservationReport {
     pub arrival_rate: f64,
     /// The 99th percentile of the latency, in ms. It is 0 without answers.
     pub p99_ms: f64,
-    /// The requests answered within the SLO / the requests answered or refused. It is 1 without requests.
+    /// The fraction of the offered requests that were answered in time, as in `status`. It is 1 without
+    /// requests.
     pub attainment: f64,
     /// The fraction of the time in which a batch executed.
     pub busy: f64,
     pub queued: usize,
+}
+
+/// The figures of a model over the last ten seconds. A single interval may contain no request.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct RecentReport {
+    /// The time that the figures cover, in seconds. It is shorter after the start.
+    pub span_s: f64,
+    /// The number of requests per second, including refused requests, as in `status`.
+    pub arrival_rate: f64,
+    /// The fraction of the offered requests that were answered in time. `None` without requests.
+    pub attainment: Option<f64>,
+    /// The fraction of the time in which a batch executed.
+    pub busy: f64,
+}
+
+impl From<TrafficWindow> for RecentReport {
+    fn from(recent: TrafficWindow) -> Self {
+        Self {
+            span_s: recent.span.as_secs_f64(),
+            arrival_rate: Rates::from(recent).requests,
+            attainment: recent.counts.attainment(),
+            busy: recent.busy(),
+        }
+    }
 }
 
 impl PlanReport {
@@ -104,11 +130,10 @@ impl PlanReport {
 impl ObservationReport {
     pub(super) fn of(seen: &Observation) -> Self {
         let seconds = seen.span.as_secs_f64();
-        let ended = seen.answered + seen.refused;
         Self {
             arrival_rate: if seconds > 0.0 { seen.arrived as f64 / seconds } else { 0.0 },
             p99_ms: ms(seen.p99_latency),
-            attainment: if ended > 0 { seen.in_time as f64 / ended as f64 } else { 1.0 },
+            attainment: seen.attainment.unwrap_or(1.0),
             busy: seen.busy,
             queued: seen.queued,
         }
@@ -366,7 +391,7 @@ mod tests {
             span: Duration::from_millis(500),
             arrived: 100,
             answered: 60,
-            in_time: 40,
+            attainment: Some(0.5),
             refused: 20,
             ..Observation::default()
         };

@@ -236,7 +236,8 @@ async fn an_observation_covers_the_time_since_the_previous_one() {
     worker.answer_well(&batch);
     answered(first).await;
     let seen = stage.pipeline.observe();
-    assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (2, 1, 1, 1, 0));
+    assert_eq!((seen.arrived, seen.answered, seen.attainment), (2, 1, Some(0.5)));
+    assert_eq!((seen.refused, seen.queued), (1, 0));
     assert!(matches!(seen.batches[..], [BatchStats { rows: 1, count: 1, .. }]), "{seen:?}");
     assert!(seen.busy > 0.0 && seen.mean_latency > Duration::ZERO && seen.p99_latency > Duration::ZERO);
     let next = stage.pipeline.observe();

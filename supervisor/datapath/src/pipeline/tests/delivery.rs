@@ -9,7 +9,8 @@ use crate::pipeline::RequestCounts;
 type Answered = Result<(Vec<RequestOutput>, Delivery), RequestFailure>;
 
 /// Marks an answer as written, like a client that accepts the answer immediately.
-pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -> Vec<RequestOutput> {
+pub(super) fn written(answers: Answers) -> Vec<RequestOutput> {
+    let (outputs, mut delivery) = answers.into_single();
     delivery.mark_written();
     outputs
 }
@@ -21,7 +22,7 @@ fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle
         RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
     tokio::spawn(async move {
         let input = RequestInput { shape: vec![1, 1], data: vec![0; 4].into() };
-        pipeline.infer(vec![input], options, arrival).await
+        pipeline.infer(vec![input], options, arrival).await.map(Answers::into_single)
     })
 }
 
@@ -60,7 +61,7 @@ async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
     drop(delivery);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     let (seen, totals) = (stage.pipeline.observe(), stage.pipeline.totals());
-    assert_eq!((seen.answered, seen.in_time), (1, 1));
+    assert_eq!((seen.answered, seen.attainment), (1, Some(1.0)));
     let (latency, here) = (totals.latency.sum(), totals.durations.request);
     assert!(latency > until_answered && here <= until_answered, "{until_answered:?}: {totals:?}");
     assert!(totals.writing.time > Duration::ZERO && here + totals.writing.time <= latency, "{totals:?}");
@@ -93,8 +94,8 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     delivery.mark_written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
     let seen = stage.pipeline.observe();
-    assert_eq!((seen.answered, seen.in_time, seen.missed()), (1, 0, 1));
-    assert_eq!(stage.pipeline.report().latencies.attainment, 0.0);
+    assert_eq!((seen.answered, seen.attainment, seen.missed()), (1, Some(0.0), 1));
+    assert_eq!(stage.pipeline.report().latencies.traffic.counts.attainment(), Some(0.0));
 }
 
 #[tokio::test]
@@ -162,7 +163,9 @@ async fn half_a_minute(options: RequestOptions) -> (Duration, Duration) {
     let worker = stage.enter(1);
     let reply = request(&stage, UPTIME, options);
     worker.answer_well(&worker.batch().await);
-    assert_eq!(reply.await.unwrap().map(written), Ok(good()));
+    let (outputs, mut delivery) = reply.await.unwrap().unwrap();
+    delivery.mark_written();
+    assert_eq!(outputs, good());
     let totals = stage.pipeline.totals();
     (totals.receiving.time, totals.latency.sum())
 }

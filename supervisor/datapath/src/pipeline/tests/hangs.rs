@@ -1,7 +1,7 @@
 //! Tests workers that hang, and the requests that other workers serve at the same time.
 
-use super::super::pending::Shapes;
-use super::super::shapes::ShapeTimes;
+use super::super::requests::Shapes;
+use super::super::workers::ShapeTimes;
 use super::*;
 
 /// A time longer than the interval between two checks.

@@ -5,7 +5,10 @@ use super::*;
 /// Returns the attainment of the model's SLO, and the number of misses that the sharing policy
 /// observes.
 fn attainment_and_misses(stage: &Stage) -> (f64, u64) {
-    (stage.pipeline.report().latencies.attainment, stage.pipeline.observe().missed())
+    (
+        stage.pipeline.report().latencies.traffic.counts.attainment().unwrap_or(1.0),
+        stage.pipeline.observe().missed(),
+    )
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = RequestInput { shape: vec![1], data: vec![1, 0, 0, 0].into() };
     tokio::spawn(async move {
-        pipeline.stream(vec![input], RequestOptions::default(), RequestArrival::now(None)).await
+        pipeline.infer(vec![input], RequestOptions::default(), RequestArrival::now(None)).await
     })
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::snapshot::PollResult;
+use super::super::snapshot::TopReply;
 use crate::status::{HostStatus, ModelStatus};
 use shadowslice_control::controller::PlanReport;
 
@@ -75,7 +75,7 @@ fn plan_of(name: &str) -> Value {
         "seen": {"arrival_rate": 99.0, "p99_ms": 9.3, "attainment": 0.8, "busy": 0.97, "queued": 2}})
 }
 
-pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> PollResult {
+pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> TopReply {
     let models = models.into_iter().map(|model| serde_json::from_value::<ModelStatus>(model).unwrap());
     let models: Vec<ModelStatus> = models.collect();
     let gpus = gpus.into_iter().map(|gpu| serde_json::from_value(gpu).unwrap()).collect();
@@ -83,7 +83,17 @@ pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> PollResult {
     let plans = plans.map(|model| serde_json::from_value(plan_of(&model.name)).unwrap()).collect();
     let (policy, act) = ("adaptive".to_owned(), true);
     let plan = PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models: plans };
-    PollResult { status: HostStatus { ready: true, models, gpus, ..empty() }, plan }
+    let samples = models.iter().map(|model| serde_json::from_value(sample_of(model)).unwrap()).collect();
+    TopReply { status: HostStatus { ready: true, models, gpus, ..empty() }, plan, samples }
+}
+
+fn sample_of(model: &ModelStatus) -> Value {
+    match model.rates {
+        None => json!({"name": model.name}),
+        Some(rates) => json!({"name": model.name, "percentile": 99.0, "rate": rates.requests,
+            "refusals": rates.refused, "p50_ms": 4.26, "p99_ms": 18.4, "wait_ms": 3.0,
+            "in_time": 98.31, "late": 1.69}),
+    }
 }
 
 fn empty() -> HostStatus {

@@ -11,6 +11,7 @@ use ratatui::text::Text;
 use serde_json::{Value, json};
 
 use super::app::{App, KeyAction};
+use super::snapshot::TopReply;
 use super::view;
 use answers::{boot, busy, gpu, merge, model, seen};
 
@@ -105,10 +106,16 @@ fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
 }
 
 #[test]
-fn one_reply_has_rates() {
+fn figures_come_from_the_last_sample_once_there_is_one() {
     let mut app = App::new(Duration::from_secs(1));
     has(&shown(&app, USUAL), &["connecting to the supervisor"]);
-    app.update(Ok(seen(two(1), vec![gpu(0, false)])), Duration::from_secs(1));
+    let reply = seen(two(1), vec![gpu(0, false)]);
+    app.update(Ok(TopReply { samples: Vec::new(), ..reply.clone() }), Duration::from_secs(1));
+    has(
+        &shown(&app, USUAL),
+        &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside ... - -"],
+    );
+    app.update(Ok(reply), Duration::from_secs(2));
     let screen = shown(&app, USUAL);
     has(&screen, &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside 110 4.3", "98.3%"]);
 }

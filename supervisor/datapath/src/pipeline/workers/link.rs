@@ -18,13 +18,13 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::memory::Reservation;
+use super::BatchSocket;
 use super::occupancy::{Occupancy, OccupancyGuard};
-use super::pending::{InFlightBatch, PendingRequest, Shapes, WaitingRequest};
-use super::request::{LEFT_OUT, Metadata};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
-use crate::pipeline::BatchSocket;
+use crate::pipeline::requests::{
+    InFlightBatch, LEFT_OUT, Metadata, PendingRequest, Reservation, Shapes, WaitingRequest,
+};
 use crate::trace::RunLocation;
 use shadowslice_shared::errors;
 

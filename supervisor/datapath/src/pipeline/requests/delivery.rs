@@ -15,11 +15,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::units::Timestamp;
 
-use super::Pipeline;
-use super::durations::RequestTimes;
-use super::state::PipelineState;
+use crate::pipeline::Pipeline;
+use crate::pipeline::figures::RequestTimes;
+use crate::pipeline::state::PipelineState;
 
 /// The number of uncounted ends at which the next recorder of an end takes the pipeline's lock and
 /// counts all of them.
@@ -50,12 +51,11 @@ pub(crate) struct RequestEnd {
 #[derive(Debug)]
 enum EndKind {
     Written(RequestTimes),
-    /// The answer could not be written, for example because there was not enough memory.
-    Failed(Duration),
     /// The answer could not be written because the request is invalid.
     Invalid(Duration),
-    /// The client disconnected.
-    Left(Duration),
+    /// The client disconnected, or the answer could not be written, for example because there was
+    /// not enough memory.
+    Unanswered(Unanswered, Duration),
 }
 
 impl Delivery {
@@ -77,7 +77,7 @@ impl Delivery {
 
     /// Counts the request as failed, because the client receives an error instead of the answer.
     pub fn mark_failed(&mut self) {
-        self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Unanswered(Unanswered::Failed, at.since(underway.arrived)));
     }
 
     /// Counts the request as invalid, because the answer does not exist in the form that the client
@@ -95,7 +95,10 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.end(|underway, at| EndKind::Left(at.since(underway.arrived)));
+        self.end(|underway, at| {
+            let waited = at.since(underway.arrived);
+            EndKind::Unanswered(Unanswered::Cancelled(waited), waited)
+        });
     }
 }
 
@@ -113,18 +116,17 @@ impl Pipeline {
     }
 
     /// Locks the state and counts all recorded ends.
-    pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
+    pub(crate) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {
                 EndKind::Written(spent) => {
-                    state.scheduler.record_answer(spent.latency);
+                    state.scheduler.record_answer(spent.latency, at);
                     state.scheduler.record_write_time(spent.writing);
-                    state.stats.count_success(&spent, at);
+                    state.stats.totals.add_answer(&spent);
                 }
-                EndKind::Failed(waited) => state.stats.count_failure(waited, at),
                 EndKind::Invalid(waited) => state.stats.count_invalid(waited),
-                EndKind::Left(waited) => state.count_cancellation(waited, at),
+                EndKind::Unanswered(how, waited) => state.record_unanswered(how, waited, at),
             }
         }
         state

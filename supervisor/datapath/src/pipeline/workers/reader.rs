@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::batch::{
     self, BatchAnswer, BatchOutput, Command, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
@@ -10,19 +11,17 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Timestamp;
 
-use super::Pipeline;
-use super::answer;
-use super::delivery::{Delivery, UnwrittenAnswer};
-use super::durations::RequestTimes;
+use super::BatchSocket;
 use super::lane_events::LaneEvent;
 use super::link::{LaneWorker, WorkerLink};
-use super::pending::{InFlightBatch, WaitingRequest};
-use super::request::{Metadata, RequestFailure, RequestOutput};
-use super::state;
-use super::streams::{Continuation, OpenStream, WorkerAnswer};
-use super::totals::BatchTimes;
-use super::trace_event;
-use crate::pipeline::BatchSocket;
+use crate::pipeline::Pipeline;
+use crate::pipeline::figures::{BatchTimes, RequestTimes};
+use crate::pipeline::requests::{
+    Continuation, Delivery, InFlightBatch, Metadata, OpenStream, RequestFailure, RequestOutput,
+    UnwrittenAnswer, WaitingRequest, WorkerAnswer, answer,
+};
+use crate::pipeline::state::{self, PipelineState};
+use crate::pipeline::trace_event;
 use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 
@@ -143,12 +142,7 @@ impl LaneReader {
         let answers = match answer::split(&self.metadata, &self.slab, (outputs, more), &batch.requests) {
             Ok(answers) => answers,
             Err(why) => {
-                let now = self.pipeline.now();
-                trace_event::record_loss(&batch.requests, LostReason::Nonsense, now);
-                self.pipeline.change(|state| {
-                    let again = state.blame(batch.requests, now);
-                    state.try_alone(again, now);
-                });
+                self.take_back_unanswered(batch);
                 return Err(why);
             }
         };
@@ -158,60 +152,47 @@ impl LaneReader {
         let is_step = batch.requests.iter().any(|request| request.item.stream.is_some());
         let opens = more && !is_step;
         let deliveries = self.deliveries(&batch, &answers, took, is_step, now);
-        let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
             if opens {
                 state.scheduler.open_stream(self.worker);
             }
-            for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // The client cancelled the request while it ran, so the request has already been
-                // counted as cancelled.
-                if delivery.is_none() {
-                    continue;
-                }
-                if is_step {
-                    match answer {
-                        Ok(_) => state.stats.totals.stream_steps.add(reported),
-                        Err(_) => state.stats.totals.streams_failed += 1,
-                    }
-                    if !more {
-                        state.quarantine.lift(&request.item.memory);
-                    }
-                    continue;
-                }
-                if answer.is_err() {
-                    state.stats.count_failure(now.since(request.arrived), now);
-                    continue;
-                }
-                rows += request.rows;
-                if request.item.deaths > 0 && !more {
-                    state.quarantine.lift(&request.item.memory);
-                }
-            }
-            if !is_step {
+            // If there is no delivery, the client cancelled the request while it ran, so the request
+            // has already been counted as cancelled.
+            let unsettled = batch.requests.iter().zip(&answers).zip(&deliveries);
+            let unsettled = unsettled.filter_map(|(answered, delivery)| delivery.as_ref().map(|_| answered));
+            if is_step {
+                unsettled.for_each(|(request, answer)| state.count_step(request, answer, more, reported));
+            } else {
+                let rows =
+                    unsettled.map(|(request, answer)| state.count_rows(request, answer, more, now)).sum();
                 state.stats.totals.add_batch(batch.rows, rows, took, at);
             }
             state.complete(self.worker, &batch, execution, now);
             state.routed
         });
-        trace_event::record_answer(
-            &batch,
-            RunEnd::Answered { received, execution: reported, copied: now },
-            routed,
-        );
+        let end = RunEnd::Answered { received, execution: reported, copied: now };
+        trace_event::record_answer(&batch, end, routed);
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
                 true if opens => Continuation::Opened(self.open_stream(batch.id, &request)),
                 true => Continuation::More,
             };
-            state::reply(
-                request,
-                answer.map(|outputs| WorkerAnswer { outputs, then, delivery: delivery.unwrap_or_default() }),
-            );
+            let delivery = delivery.unwrap_or_default();
+            state::reply(request, answer.map(|outputs| WorkerAnswer { outputs, then, delivery }));
         }
         Ok(())
+    }
+
+    /// Takes the requests of a batch back, because the worker's answer is invalid.
+    fn take_back_unanswered(&self, batch: InFlightBatch) {
+        let now = self.pipeline.now();
+        trace_event::record_loss(&batch.requests, LostReason::Nonsense, now);
+        self.pipeline.change(|state| {
+            let again = state.blame(batch.requests, now);
+            state.try_alone(again, now);
+        });
     }
 
     /// Returns a delivery for each unsettled request, and `None` for each settled request. A
@@ -219,12 +200,12 @@ impl LaneReader {
     fn deliveries(
         &self,
         batch: &InFlightBatch,
-        answers: &[Result<Vec<RequestOutput>, RequestFailure>],
+        answers: &[SplitAnswer],
         took: BatchTimes,
         is_step: bool,
         now: Timestamp,
     ) -> Vec<Option<Delivery>> {
-        let delivery = |(request, answer): (&WaitingRequest, &Result<_, _>)| {
+        let delivery = |(request, answer): (&WaitingRequest, &SplitAnswer)| {
             if !request.item.claim.take() {
                 return None;
             }
@@ -269,5 +250,39 @@ impl LaneReader {
             }
             state.recycle(self.worker, batch.slot, now);
         });
+    }
+}
+
+/// The answer to one request of a batch.
+type SplitAnswer = Result<Vec<RequestOutput>, RequestFailure>;
+
+impl PipelineState {
+    /// Counts a later answer of a stream.
+    fn count_step(&mut self, request: &WaitingRequest, answer: &SplitAnswer, more: bool, took: Duration) {
+        match answer {
+            Ok(_) => self.stats.totals.stream_steps.add(took),
+            Err(_) => self.stats.totals.streams_failed += 1,
+        }
+        if !more {
+            self.quarantine.lift(&request.item.memory);
+        }
+    }
+
+    /// Counts a failed answer. Returns the number of answered rows.
+    fn count_rows(
+        &mut self,
+        request: &WaitingRequest,
+        answer: &SplitAnswer,
+        more: bool,
+        now: Timestamp,
+    ) -> u32 {
+        if answer.is_err() {
+            self.record_unanswered(Unanswered::Failed, now.since(request.arrived), now);
+            return 0;
+        }
+        if request.item.deaths > 0 && !more {
+            self.quarantine.lift(&request.item.memory);
+        }
+        request.rows
     }
 }

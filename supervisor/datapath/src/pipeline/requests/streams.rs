@@ -14,13 +14,13 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
 
-use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::delivery::Delivery;
-use super::lane_events::LaneEvent;
 use super::memory::Reservation;
 use super::pending::PendingRequest;
 use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
+use crate::pipeline::Pipeline;
+use crate::pipeline::workers::LaneEvent;
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 
@@ -114,6 +114,11 @@ impl Answers {
         std::mem::take(&mut self.delivery)
     }
 
+    /// Returns the outputs of the first answer and their delivery, and cancels all other answers.
+    pub fn into_single(mut self) -> (Vec<RequestOutput>, Delivery) {
+        (self.first.take().unwrap_or_default(), self.delivery())
+    }
+
     /// Returns the next answer. Returns `None` after the last answer and after a failure.
     pub async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         if let Some(first) = self.first.take() {
@@ -200,9 +205,19 @@ pub(crate) fn broken_off() -> RequestFailure {
 }
 
 impl Pipeline {
-    /// Runs a request to any model, like [`Self::infer`], and returns when the first answer has
-    /// arrived. If the model does not stream, the first answer is the only answer.
-    pub async fn stream(
+    /// Runs a request, and returns when the first answer has arrived. If the model does not stream,
+    /// the first answer is the only answer. The outputs are in the order of the model's metadata.
+    ///
+    /// The caller must have checked `inputs` against this metadata. `inputs` must be in the order
+    /// of the metadata. If the request has any optional input, all optional inputs follow the
+    /// required inputs. [`RequestInput::left_out`] stands for each optional input that the request
+    /// omits.
+    ///
+    /// Dropping the future cancels the request, so that a waiting request does not run. The
+    /// pipeline also cancels a request when the request's timeout expires. The deadline is the SLO
+    /// or the timeout, whichever is shorter. The request is counted when the delivery of its first
+    /// answer ends.
+    pub async fn infer(
         &self,
         inputs: Vec<RequestInput>,
         options: RequestOptions,

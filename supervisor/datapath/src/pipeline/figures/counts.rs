@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use shadowslice_policy::scheduler::Unanswered;
 
 /// The reason why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,15 @@ impl CountedRefusal {
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
+
+    /// Returns how the request ended. Returns `None` for an invalid request.
+    pub(crate) fn unanswered(self) -> Option<Unanswered> {
+        match self {
+            Self::TooLarge => None,
+            Self::QueueFull | Self::MemoryFull | Self::Late => Some(Unanswered::Overloaded),
+            Self::NotReady | Self::Quarantined | Self::HostFull => Some(Unanswered::Refused),
+        }
+    }
 }
 
 /// The number of requests since the start, by the way in which they ended.
@@ -36,6 +46,7 @@ pub struct RequestCounts {
     /// The number of requests that were accepted into the queue.
     pub accepted: u64,
     pub succeeded: u64,
+    /// The number of answers [in time](shadowslice_policy::scheduler::is_in_time).
     pub within_slo: u64,
     /// The number of accepted requests that were answered with an error.
     pub failed: u64,
@@ -62,6 +73,10 @@ pub struct RequestCounts {
 pub struct RefusalCounts([u64; CountedRefusal::NAMES.len()]);
 
 impl RefusalCounts {
+    pub(super) fn add(&mut self, why: CountedRefusal) {
+        self.0[why as usize] += 1;
+    }
+
     fn since(&self, earlier: &Self) -> Option<Self> {
         let mut grown = [0; CountedRefusal::NAMES.len()];
         for (grown, (now, before)) in grown.iter_mut().zip(self.0.iter().zip(earlier.0)) {
@@ -92,14 +107,6 @@ impl RequestCounts {
             cancelled: self.cancelled.checked_sub(earlier.cancelled)?,
         })
     }
-
-    pub(crate) fn refuse(&mut self, why: CountedRefusal) {
-        match why {
-            CountedRefusal::TooLarge => self.invalid += 1,
-            _ => self.rejected += 1,
-        }
-        self.refused.0[why as usize] += 1;
-    }
 }
 
 impl From<BTreeMap<String, u64>> for RefusalCounts {
@@ -116,15 +123,18 @@ impl From<RefusalCounts> for BTreeMap<String, u64> {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_policy::scheduler::TrafficCounts;
+
+    use super::super::stats::Stats;
     use super::*;
 
     #[test]
     fn counts_since_a_time_are_the_difference_unless_they_were_reset() {
         let mut before = RequestCounts { accepted: 3, succeeded: 2, ..RequestCounts::default() };
-        before.refuse(CountedRefusal::Late);
-        let mut now = RequestCounts { accepted: 7, within_slo: 1, ..before };
-        now.refuse(CountedRefusal::Late);
-        now.refuse(CountedRefusal::QueueFull);
+        before.refused.add(CountedRefusal::Late);
+        let mut now = RequestCounts { accepted: 7, within_slo: 1, rejected: 2, ..before };
+        now.refused.add(CountedRefusal::Late);
+        now.refused.add(CountedRefusal::QueueFull);
         let since = now.since(&before).unwrap();
         assert_eq!((since.accepted, since.succeeded, since.within_slo, since.rejected), (4, 0, 1, 2));
         let reasons: Vec<_> = since.refused.by_reason().filter(|(_, count)| *count > 0).collect();
@@ -139,12 +149,13 @@ mod tests {
 
     #[test]
     fn each_reason_is_serialized_by_its_name_and_read_back() {
-        let mut counts = RequestCounts { accepted: 3, ..RequestCounts::default() };
+        let mut stats = Stats { accepted: 3, ..Stats::default() };
         for (times, why) in
             [(1, CountedRefusal::NotReady), (2, CountedRefusal::TooLarge), (3, CountedRefusal::Late)]
         {
-            (0..times).for_each(|_| counts.refuse(why));
+            (0..times).for_each(|_| stats.add_refusal(why));
         }
+        let counts = stats.counts(TrafficCounts { refused: 4, ..TrafficCounts::default() });
         let json = serde_json::to_value(counts).unwrap();
         let refused = serde_json::json!({
             "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0, "host_full": 0

@@ -6,8 +6,8 @@ use shadowslice_shared::units::Timestamp;
 
 use super::lane_events::LaneEvent;
 use super::link::{PipelineLane, WorkerLink};
-use super::pending::WaitingRequest;
-use super::state::PipelineState;
+use crate::pipeline::requests::WaitingRequest;
+use crate::pipeline::state::PipelineState;
 
 /// The delay after which a worker that seems to hang is checked again. If this process was
 /// suspended for a while, there may be unread answers. The lanes' readers must read these answers

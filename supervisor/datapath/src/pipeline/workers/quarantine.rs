@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use shadowslice_policy::backoff::Backoff;
 use shadowslice_policy::blame;
 use shadowslice_shared::units::Timestamp;
 
-use super::memory::Reservation;
+use crate::pipeline::requests::Reservation;
 
 /// The largest number of requests whose inputs are in the quarantine. If there are more, the oldest
 /// inputs are removed.
@@ -15,7 +16,7 @@ const MAX_KEPT: usize = 16;
 /// The largest size of all inputs in the quarantine, in bytes. Larger inputs are not stored.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The pause before the first trial. Each failed trial doubles the pause, up to `LONGEST_PAUSE`.
+/// The bounds of the pause before a trial.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
@@ -32,7 +33,8 @@ pub(crate) struct Quarantine {
 struct QuarantinedInputs {
     tensors: Vec<Vec<u8>>,
     until: Timestamp,
-    pause: Duration,
+    /// The pause before a trial.
+    pause: Backoff,
 }
 
 /// The decision about a request, which depends on its inputs.
@@ -51,7 +53,7 @@ impl Quarantine {
             None => Admission::Free,
             Some(proved) if now < proved.until => Admission::Refused(proved.until.since(now)),
             Some(proved) => {
-                proved.until = now + proved.pause;
+                proved.until = now + proved.pause.delay();
                 Admission::OnTrial
             }
         }
@@ -59,9 +61,11 @@ impl Quarantine {
 
     /// Puts inputs into quarantine. If they were in quarantine before, the pause doubles.
     pub(crate) fn add(&mut self, inputs: &Reservation, now: Timestamp) {
-        let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+        let before = self.take(inputs).map(|before| before.pause);
+        let mut pause = before.unwrap_or(Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+        let until = now + pause.record_failure();
         let Some(tensors) = inputs.copy() else { return };
-        self.quarantined.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
+        self.quarantined.push_back(QuarantinedInputs { tensors, until, pause });
         while self.quarantined.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.quarantined.is_empty())
         {
             self.quarantined.pop_front();
@@ -111,9 +115,9 @@ impl Quarantine {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::memory::RequestMemory;
-    use super::super::pieces::Pieces;
     use super::*;
+    use crate::pipeline::requests::Pieces;
+    use crate::pipeline::requests::RequestMemory;
 
     fn inputs(memory: &Arc<RequestMemory>, tensors: &[&[u8]]) -> Reservation {
         let reserved = memory.reserve(tensors.iter().map(|tensor| tensor.len() as u64)).unwrap();

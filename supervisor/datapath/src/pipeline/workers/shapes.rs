@@ -8,8 +8,7 @@ use std::time::Duration;
 use shadowslice_policy::latency::Predictor;
 use shadowslice_shared::units::Sms;
 
-use super::pending::Shapes;
-use super::request::Metadata;
+use crate::pipeline::requests::{Metadata, Shapes};
 
 /// The largest number of shapes that are stored for a worker. If this number is reached, a new
 /// shape replaces the oldest shape.

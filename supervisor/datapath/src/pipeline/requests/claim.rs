@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::Unanswered;
 use tokio::sync::oneshot;
 
-use super::Pipeline;
 use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
+use crate::pipeline::Pipeline;
 use shadowslice_shared::units::Timestamp;
 
 /// A claim on a request. The party that takes the claim first settles and counts the request, so
@@ -58,7 +59,7 @@ impl AnswerWait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> RequestFailure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().count_timeout(now.since(self.arrived), now);
+        self.pipeline.state.lock().give_up(Unanswered::TimedOut, now.since(self.arrived), now);
         RequestFailure::timed_out(timeout)
     }
 }
@@ -67,7 +68,8 @@ impl Drop for AnswerWait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            self.pipeline.state.lock().cancel_waiting(now.since(self.arrived), now);
+            let waited = now.since(self.arrived);
+            self.pipeline.state.lock().give_up(Unanswered::Cancelled(waited), waited, now);
         }
     }
 }
