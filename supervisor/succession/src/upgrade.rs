@@ -29,7 +29,7 @@ pub struct Succession<'a> {
     pub run_dir: &'a RunDir,
     pub sockets: Vec<PassableSocket>,
     pub gpus: &'a Gpus,
-    pub memory: SharedMemory,
+    pub memory: Arc<SharedMemory>,
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub router: &'a Router,
     pub history: &'a Arc<History>,
