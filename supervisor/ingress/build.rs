@@ -10,26 +10,6 @@ use prost::Message;
 const SERVED: [&str; 4] =
     ["open_inference.proto", "health.proto", "reflection_v1.proto", "reflection_v1alpha.proto"];
 
-/// The messages that HTTP returns as JSON, and the messages inside them.
-const ALSO_JSON: [&str; 16] = [
-    "ServerMetadataResponse",
-    "ModelMetadataResponse",
-    "SystemSharedMemoryStatusResponse",
-    "ModelStatisticsResponse",
-    "ModelStatistics",
-    "InferStatistics",
-    "InferBatchStatistics",
-    "StatisticDuration",
-    "NeverGiven",
-    "ModelConfig",
-    "ModelParameter",
-    "ModelInput",
-    "ModelOutput",
-    "ModelDynamicBatching",
-    "ModelTransactionPolicy",
-    "RepositoryIndexResponse",
-];
-
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let mut served = protox::compile(SERVED, ["proto"])?;
@@ -43,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(Path::new(&env::var("OUT_DIR")?).join("served.descriptors"), served.encode_to_vec())?;
     // Both versions of reflection have the same messages, so the code is that of v1.
     served.file.retain(|file| file.package() != "grpc.reflection.v1alpha");
-    let mut builder = tonic_prost_build::configure()
+    tonic_prost_build::configure()
         .build_client(false)
         .bytes(".")
         .codec_path("crate::tensors::BoundedCodec")
@@ -54,10 +34,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             "ModelConfig.parameters",
             "#[serde(skip_serializing_if = \"std::collections::HashMap::is_empty\")]",
         )
-        .field_attribute("dynamic_batching", "#[serde(skip_serializing_if = \"Option::is_none\")]");
-    for message in ALSO_JSON {
-        builder = builder.type_attribute(format!(".inference.{message}"), "#[derive(serde::Serialize)]");
-    }
-    builder.compile_fds(served)?;
+        .field_attribute("dynamic_batching", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+        // HTTP returns many of the messages as JSON.
+        .type_attribute(".inference", "#[derive(serde::Serialize)]")
+        .compile_fds(served)?;
     Ok(())
 }

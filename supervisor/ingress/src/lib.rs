@@ -47,12 +47,11 @@ use shadowslice_datapath::trace::Tracer;
 
 pub use admission::BindError;
 pub use api::{Events, File, MetricsListeners, Shown};
+pub use tensors::{Region, SharedMemory};
 pub use transport::{CertificateExpiry, Certificates, expiry_warnings};
 
 use admission::{Budget, Budgets, Stop};
 use api::{ApiService, Frontend, MAX_WATCHERS};
-use proto::system_shared_memory_status_response::RegionStatus;
-use tensors::Regions;
 use transport::{BoundListener, Protocol, bind_all};
 
 /// The memory for health checks over gRPC besides `limits.memory`, in bytes.
@@ -67,27 +66,7 @@ pub struct Ingress {
     grpc: Vec<BoundListener>,
     limits: LimitsConfig,
     budgets: Arc<Budgets>,
-    regions: Arc<Regions>,
-}
-
-/// The clients' shared memory, in the form that a supervisor passes to the next one.
-#[derive(Debug, Clone)]
-pub struct SharedMemory(Arc<Regions>);
-
-/// The name, key, offset and size of a region. The offset and the size are in bytes.
-pub type Region = (String, String, u64, u64);
-
-impl SharedMemory {
-    pub fn regions(&self) -> Vec<Region> {
-        let all = self.0.all().into_iter();
-        all.map(|region| (region.name, region.key, region.offset, region.byte_size)).collect()
-    }
-
-    /// Registers the regions of the previous supervisor. Omits regions whose files are gone.
-    pub fn take_over(&self, regions: Vec<Region>) {
-        let region = |(name, key, offset, byte_size)| RegionStatus { name, key, offset, byte_size };
-        self.0.take_over(regions.into_iter().map(region).collect());
-    }
+    regions: Arc<SharedMemory>,
 }
 
 /// The memory of requests and answers, in bytes.
@@ -108,7 +87,7 @@ impl Ingress {
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
-        let regions = Arc::new(Regions::new(Guard::of(&limits.shared_memory, refusals)?));
+        let regions = Arc::new(SharedMemory::new(Guard::of(&limits.shared_memory, refusals)?));
         let http = bind_all(Protocol::HTTP, http, inherited, refusals).await?;
         let grpc = bind_all(Protocol::GRPC, grpc, inherited, refusals).await?;
         let bytes = limits.memory.unwrap_or(u64::MAX);
@@ -133,8 +112,8 @@ impl Ingress {
         Certificates::of(self.http.iter().chain(&self.grpc).chain(metrics.bound()))
     }
 
-    pub fn shared_memory(&self) -> SharedMemory {
-        SharedMemory(Arc::clone(&self.regions))
+    pub fn shared_memory(&self) -> Arc<SharedMemory> {
+        Arc::clone(&self.regions)
     }
 
     /// Returns the sockets that the next supervisor may use.

@@ -25,7 +25,7 @@ pub struct Succession<'a> {
     pub config: &'a Path,
     pub run_dir: &'a RunDir,
     pub sockets: Vec<PassableSocket>,
-    pub memory: SharedMemory,
+    pub memory: Arc<SharedMemory>,
     pub admin: Arc<AdminContext>,
     pub phase: watch::Sender<Phase>,
     /// The maximum time until a model of the next supervisor serves.

@@ -56,6 +56,9 @@ struct TensorReply {
 /// The shape of an input that the model supplies for its own proof, and the input's bytes.
 type WarmupInput = (Vec<i64>, Vec<u8>);
 
+/// True if the model is deterministic, and the inputs that it supplies for its own proof, if any.
+type BasisParts = (bool, Option<Vec<WarmupInput>>);
+
 /// The shape of an output without the batch axis, and the address and the length in bytes of each
 /// request's part.
 type OutputParts = (Vec<i64>, Vec<(usize, usize)>);
@@ -155,7 +158,7 @@ impl ModelHost for PythonHost {
     }
 
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
-        let reply: PyResult<(Option<(bool, Option<Vec<WarmupInput>>)>, String)> = self.call("basis", ());
+        let reply: PyResult<(Option<BasisParts>, String)> = self.call("basis", ());
         let (basis, why) = reply.map_err(setup_error)?;
         let (deterministic, inputs) = basis.ok_or(BootRefusal::Model(why))?;
         let given = |(shape, bytes): WarmupInput| TensorData { shape, bytes };

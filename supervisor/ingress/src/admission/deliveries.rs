@@ -2,6 +2,7 @@
 
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::pipeline::Delivery;
+use smallvec::SmallVec;
 
 use super::access_entry::log_error;
 use super::request_error::RequestError;
@@ -9,8 +10,7 @@ use super::request_error::RequestError;
 /// The answers whose last bytes leave together. A single answer needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Deliveries {
-    first: Option<Delivery>,
-    others: Vec<Delivery>,
+    answers: SmallVec<[Delivery; 1]>,
     /// The access log's entries of requests that share a call.
     entries: Vec<AccessEntry>,
 }
@@ -18,19 +18,14 @@ pub(crate) struct Deliveries {
 impl Deliveries {
     pub(crate) fn add(&mut self, more: Self) {
         self.entries.extend(more.entries);
-        for delivery in more.first.into_iter().chain(more.others) {
-            match self.first {
-                None => self.first = Some(delivery),
-                Some(_) => self.others.push(delivery),
-            }
-        }
+        self.answers.extend(more.answers);
     }
 
     /// Counts the requests as answered, because the socket has their last bytes.
     pub(crate) fn mark_written(&mut self) {
-        let Self { first, others, entries } = std::mem::take(self);
+        let Self { answers, entries } = std::mem::take(self);
         entries.iter().for_each(AccessEntry::mark_delivered);
-        first.into_iter().chain(others).for_each(|mut delivery| delivery.mark_written());
+        answers.into_iter().for_each(|mut delivery| delivery.mark_written());
     }
 
     /// Counts the requests as failed, because their client receives this error instead.
@@ -40,14 +35,14 @@ impl Deliveries {
             entry.mark_delivered();
         }
         let invalid = why.status().is_client_error();
-        let all = self.first.into_iter().chain(self.others);
+        let all = self.answers.into_iter();
         all.for_each(|mut delivery| if invalid { delivery.mark_invalid() } else { delivery.mark_failed() });
     }
 }
 
 impl From<Delivery> for Deliveries {
     fn from(delivery: Delivery) -> Self {
-        Self { first: Some(delivery), ..Self::default() }
+        Self { answers: SmallVec::from_buf([delivery]), ..Self::default() }
     }
 }
 

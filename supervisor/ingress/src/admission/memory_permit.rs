@@ -76,13 +76,9 @@ impl MemoryPermit {
         if bytes as u64 >= TRIED { try_allocate(bytes).map(drop) } else { Ok(()) }
     }
 
-    pub(crate) fn shrink(&self, bytes: usize) {
-        // Giving back memory cannot fail.
-        let _ = self.set(self.used.load(Relaxed).saturating_sub(bytes as u64));
-    }
-
     pub(crate) fn shrink_to(&self, bytes: usize) {
-        self.shrink(usize::try_from(self.used.load(Relaxed)).unwrap_or(usize::MAX).saturating_sub(bytes));
+        // Giving back memory cannot fail.
+        let _ = self.set(self.used.load(Relaxed).min(bytes as u64));
     }
 
     /// Gives back all memory, so that the connection can count as idle, until the permit grows
@@ -117,9 +113,10 @@ impl MemoryPermit {
             Ok(bytes) => return Ok(bytes),
             Err(pieces) => pieces,
         };
+        let before = self.used.load(Relaxed);
         let mut whole = self.buffer(pieces.len())?;
         pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
-        self.shrink(pieces.len());
+        self.set(before)?;
         Ok(whole.into())
     }
 }
@@ -175,7 +172,7 @@ mod tests {
             panic!()
         };
         assert!(why.contains("limits.memory"), "{why}");
-        permit.shrink(95_000);
+        permit.shrink_to(5000);
         permit.replace(7).unwrap();
         assert_eq!(client.used(Budget::Memory), BASE);
         drop(permit);

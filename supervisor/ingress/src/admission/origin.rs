@@ -64,21 +64,8 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
+/// Returns whether a name is `localhost` or a loopback address, with any port.
 fn is_local(name: &[u8]) -> bool {
-    is_usual(name) || is_loopback_name(name)
-}
-
-/// Returns whether a name is one of the two that nearly all clients use. Does not parse the name.
-fn is_usual(name: &[u8]) -> bool {
-    let port = name.strip_prefix(b"127.0.0.1").or_else(|| name.strip_prefix(b"localhost"));
-    match port {
-        Some([]) => true,
-        Some([b':', digits @ ..]) => digits.iter().all(u8::is_ascii_digit),
-        _ => false,
-    }
-}
-
-fn is_loopback_name(name: &[u8]) -> bool {
     let Ok(authority) = Authority::try_from(name) else { return false };
     let host = authority.host();
     let ip = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host).parse();

@@ -12,6 +12,8 @@ use parking_lot::RwLock;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval_at};
 
+use super::bind_error::BindError;
+
 /// The interval between checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -32,10 +34,10 @@ impl<T> fmt::Debug for ReloadingFile<T> {
 impl<T: Send + Sync + 'static> ReloadingFile<T> {
     /// Reads the files. If the files change later and cannot be used, the last content stays in
     /// use. Must be called on a Tokio runtime.
-    pub(crate) fn read<E: fmt::Display + Send + 'static>(
+    pub(crate) fn read(
         files: Vec<PathBuf>,
-        read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
-    ) -> Result<Arc<Self>, E> {
+        read: impl Fn() -> Result<T, BindError> + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, BindError> {
         let stamps = stamps(&files);
         let file = Arc::new(Self { content: RwLock::new(Arc::new(read()?)) });
         tokio::spawn(reload(Arc::downgrade(&file), files, stamps, Arc::new(read)));
@@ -48,11 +50,11 @@ impl<T: Send + Sync + 'static> ReloadingFile<T> {
 }
 
 /// Reads the files again after each change, while their content is in use.
-async fn reload<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
+async fn reload<T: Send + Sync + 'static>(
     file: Weak<ReloadingFile<T>>,
     files: Vec<PathBuf>,
     mut seen: Vec<Stamp>,
-    read: Arc<impl Fn() -> Result<T, E> + Send + Sync + 'static>,
+    read: Arc<impl Fn() -> Result<T, BindError> + Send + Sync + 'static>,
 ) {
     let mut interval = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
     let files = Arc::new(files);

@@ -15,7 +15,7 @@ use shadowslice_datapath::trace::Tracer;
 use tokio::sync::Semaphore;
 
 use crate::proto::ModelInferRequest;
-use crate::tensors::Regions;
+use crate::tensors::SharedMemory;
 use crate::transport::CountedBody;
 
 /// The header by which proxies name requests.
@@ -30,7 +30,7 @@ pub(crate) struct Frontend {
     pub(crate) access: Option<Arc<AccessLog>>,
     /// The places for watchers of the health service.
     pub(crate) watchers: Arc<Semaphore>,
-    pub(crate) regions: Arc<Regions>,
+    pub(crate) regions: Arc<SharedMemory>,
     /// The maximum size of an inference request, in bytes.
     pub(crate) request_bytes: usize,
 }

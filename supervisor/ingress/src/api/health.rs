@@ -1,14 +1,13 @@
 //! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It
 //! reports the same readiness as `ServerReady`.
 
-use std::future::pending;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::future::select_all;
+use futures_util::StreamExt;
+use futures_util::stream::select_all;
 use shadowslice_datapath::heartbeat::HEARTBEAT_TIMEOUT;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tonic::{Request, Response, Status};
 
 use super::frontend::Frontend;
@@ -67,7 +66,10 @@ async fn follow(
     let mut interval = tokio::time::interval(HEARTBEAT_TIMEOUT);
     loop {
         let mut models_rx = front.router.changes();
-        let mut readiness = readinesses(&front);
+        // The receivers do not keep the models. The router announces models that are removed.
+        let models = front.router.models().into_iter();
+        let readiness = models.map(|(_, route)| WatchStream::from_changes(route.pipeline().readiness()));
+        let mut readiness = select_all(readiness);
         // The status is read last, so that every later change wakes the select below.
         let ready = front.router.ready();
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
@@ -78,7 +80,7 @@ async fn follow(
             }
         }
         tokio::select! {
-            () = changed(&mut readiness) => {}
+            Some(()) = readiness.next() => {}
             // A control thread that hangs announces no change.
             _ = interval.tick() => {}
             Ok(()) = models_rx.changed() => {}
@@ -89,22 +91,6 @@ async fn follow(
     if known && last != Some(ServingStatus::NotServing) {
         // This fails if the watcher is gone.
         let _ = status_tx.send(Ok(response(ServingStatus::NotServing))).await;
-    }
-}
-
-/// Returns receivers of the models' readiness. They do not keep the models.
-fn readinesses(front: &Frontend) -> Vec<watch::Receiver<()>> {
-    front.router.models().into_iter().map(|(_, route)| route.pipeline().readiness()).collect()
-}
-
-async fn changed(readiness: &mut [watch::Receiver<()>]) {
-    let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
-        Box::pin(async { model.changed().await.is_ok() })
-    });
-    let changes: Vec<_> = changes.collect();
-    // Without models nothing changes. The router announces models that are removed.
-    if changes.is_empty() || !select_all(changes).await.0 {
-        pending::<()>().await;
     }
 }
 
@@ -125,7 +111,7 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::tensors::Regions;
+    use crate::tensors::SharedMemory;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
@@ -133,6 +119,7 @@ mod tests {
     use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, SloTarget};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
+    use tokio::sync::watch;
 
     fn front() -> Arc<Frontend> {
         Arc::new(Frontend {
@@ -146,7 +133,7 @@ mod tests {
             tracer: None,
             access: None,
             watchers: Arc::new(Semaphore::new(1)),
-            regions: Arc::new(Regions::new(Guard::nobody())),
+            regions: Arc::new(SharedMemory::new(Guard::nobody())),
             request_bytes: 1,
         })
     }

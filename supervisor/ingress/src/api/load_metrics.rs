@@ -1,8 +1,6 @@
 //! The load of a model in the headers of its answers, for load balancers that request it. The
 //! format is ORCA, which Envoy reads and Triton's clients request.
 
-use std::fmt::Write as _;
-
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
 use serde_json::json;
@@ -16,30 +14,24 @@ pub(super) const HEADER: &str = "endpoint-load-metrics";
 /// Returns the value of the header, or `None` if the request names no known format.
 pub(super) fn header(request: &HeaderMap, load: impl FnOnce() -> (ModelLoad, usize)) -> Option<HeaderValue> {
     let format = request.get(FORMAT_HEADER)?.as_bytes();
-    let text = match () {
-        () if format.eq_ignore_ascii_case(b"text") => text(load()),
-        () if format.eq_ignore_ascii_case(b"json") => json_text(load()),
-        () => return None,
+    let is_text = format.eq_ignore_ascii_case(b"text");
+    if !is_text && !format.eq_ignore_ascii_case(b"json") {
+        return None;
+    }
+    let (ModelLoad { utilisation, rate, errors }, waiting) = load();
+    let report = match is_text {
+        true => format!(
+            "TEXT application_utilization={utilisation:.4}, rps_fractional={rate:.2}, eps={errors:.2}, named_metrics.waiting={waiting}"
+        ),
+        false => {
+            let report = json!({
+                "application_utilization": utilisation, "rps_fractional": rate, "eps": errors,
+                "named_metrics": {"waiting": waiting},
+            });
+            format!("JSON {report}")
+        }
     };
-    HeaderValue::try_from(text).ok()
-}
-
-fn text((ModelLoad { utilisation, rate, errors }, waiting): (ModelLoad, usize)) -> String {
-    let mut text = String::with_capacity(128);
-    // Writing to a string cannot fail.
-    let _ = write!(
-        text,
-        "TEXT application_utilization={utilisation:.4}, rps_fractional={rate:.2}, eps={errors:.2}, named_metrics.waiting={waiting}"
-    );
-    text
-}
-
-fn json_text((ModelLoad { utilisation, rate, errors }, waiting): (ModelLoad, usize)) -> String {
-    let report = json!({
-        "application_utilization": utilisation, "rps_fractional": rate, "eps": errors,
-        "named_metrics": {"waiting": waiting},
-    });
-    format!("JSON {report}")
+    HeaderValue::try_from(report).ok()
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ mod parameters;
 mod shared_memory;
 mod values;
 
+pub use shared_memory::{Region, SharedMemory};
+
 pub(crate) use answer::{JsonAnswer, MODEL_VERSION, text_bytes, write_answer};
 pub(crate) use check::{InferRequest, NamedTensor, check_inputs, public_shape};
 pub(crate) use codec::BoundedCodec;
@@ -22,4 +24,3 @@ pub(crate) use contents::{is_quick, parse_message};
 pub(crate) use json::parse_body;
 pub(crate) use object::parse_object;
 pub(crate) use outputs::{OutputForm, OutputSelection, OutputTensor};
-pub(crate) use shared_memory::Regions;

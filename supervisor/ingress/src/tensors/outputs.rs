@@ -6,7 +6,7 @@ use shadowslice_datapath::pipeline::{Metadata, RequestFailure, RequestOutput};
 use shadowslice_shared::tensor::Datatype;
 
 use super::check::{self, InferRequest};
-use super::shared_memory::{RegionSlice, Regions, SharedTensor};
+use super::shared_memory::{RegionSlice, SharedMemory, SharedTensor};
 use super::values;
 use crate::admission::{RequestError, invalid};
 
@@ -53,7 +53,7 @@ impl OutputSelection {
     pub(crate) fn new(
         model: &Metadata,
         request: &InferRequest,
-        regions: &Regions,
+        regions: &SharedMemory,
         peer: &Peer,
     ) -> Result<Self, RequestError> {
         let mut selected: Vec<SelectedOutput> = Vec::new();
@@ -149,7 +149,7 @@ mod tests {
             is_binary,
             options: RequestOptions::default(),
         };
-        let selection = OutputSelection::new(&model, &request, &Regions::new(Guard::nobody()), &CLIENT)?;
+        let selection = OutputSelection::new(&model, &request, &SharedMemory::new(Guard::nobody()), &CLIENT)?;
         Ok(selection.0.iter().map(|output| output.index).collect())
     }
 

@@ -37,14 +37,18 @@ const ALL: &str = "*";
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
+/// The name, key, offset and size of a region. The offset and the size are in bytes.
+pub type Region = (String, String, u64, u64);
+
+/// The regions that clients have registered.
 #[derive(Debug)]
-pub(crate) struct Regions {
+pub struct SharedMemory {
     guard: Guard,
-    by_name: Mutex<BTreeMap<String, Arc<Region>>>,
+    by_name: Mutex<BTreeMap<String, Arc<RegisteredRegion>>>,
 }
 
 #[derive(Debug)]
-struct Region {
+struct RegisteredRegion {
     status: RegionStatus,
     file: File,
     access: FileAccess,
@@ -88,13 +92,13 @@ pub(crate) struct SharedTensor {
 /// A part of a region that has been checked to be inside the region.
 #[derive(Debug, Clone)]
 pub(crate) struct RegionSlice {
-    region: Arc<Region>,
+    region: Arc<RegisteredRegion>,
     part: SharedTensor,
     /// The offset in the file, in bytes.
     start: u64,
 }
 
-impl Regions {
+impl SharedMemory {
     pub(crate) fn new(guard: Guard) -> Self {
         Self { guard, by_name: Mutex::default() }
     }
@@ -126,16 +130,18 @@ impl Regions {
         outcome
     }
 
-    /// Returns all regions, in the form in which they can be registered again.
-    pub(crate) fn all(&self) -> Vec<RegionStatus> {
-        self.by_name.lock().values().map(|region| region.status.clone()).collect()
+    /// Returns all regions, in the form in which a supervisor passes them to the next one.
+    pub fn regions(&self) -> Vec<Region> {
+        let all = self.by_name.lock();
+        let status = all.values().map(|region| region.status.clone());
+        status.map(|status| (status.name, status.key, status.offset, status.byte_size)).collect()
     }
 
     /// Registers the regions of the previous supervisor. Omits regions whose files are gone.
-    pub(crate) fn take_over(&self, regions: Vec<RegionStatus>) {
-        for region in regions {
-            let name = region.name.clone();
-            if let Err(why) = self.insert(None, region) {
+    pub fn take_over(&self, regions: Vec<Region>) {
+        for (name, key, offset, byte_size) in regions {
+            let status = RegionStatus { name: name.clone(), key, offset, byte_size };
+            if let Err(why) = self.insert(None, status) {
                 tracing::warn!(
                     region = name,
                     why = why.message(),
@@ -174,7 +180,7 @@ impl Regions {
                 Clipped(key)
             ));
         }
-        by_name.insert(name.clone(), Arc::new(Region { status, file, access }));
+        by_name.insert(name.clone(), Arc::new(RegisteredRegion { status, file, access }));
         Ok(())
     }
 
@@ -185,7 +191,7 @@ impl Regions {
         self.check_allowed(by, UNREGISTER, shown)?;
         let mut by_name = self.by_name.lock();
         let is_foreign = by_name.get(name).is_some_and(|region| !region.access.permits(by));
-        let is_named = |key: &str, region: &Region| match name {
+        let is_named = |key: &str, region: &RegisteredRegion| match name {
             "" => region.access.permits(by),
             name => key == name,
         };

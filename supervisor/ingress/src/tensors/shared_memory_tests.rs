@@ -38,7 +38,7 @@ fn part(offset: u64, byte_size: u64) -> SharedTensor {
 #[test]
 fn what_is_registered_is_read_and_written_within_its_bounds() {
     let shared = Shared::new("bounds", b"0123456789");
-    let regions = Regions::new(Guard::everybody());
+    let regions = SharedMemory::new(Guard::everybody());
     regions.register(&CLIENT, region(&format!("/{}", shared.key), 2, 6)).unwrap();
     assert!(matches!(
         regions.register(&CLIENT, region(&shared.key, 0, 1)),
@@ -63,7 +63,7 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
 #[test]
 fn memory_that_shrinks_is_refused_and_never_grown() {
     let shared = Shared::new("shrinks", &[1; 8192]);
-    let regions = Regions::new(Guard::everybody());
+    let regions = SharedMemory::new(Guard::everybody());
     regions.register(&CLIENT, region(&shared.key, 0, 8192)).unwrap();
     let found = regions.find(&CLIENT, &part(4000, 4000)).unwrap();
     OpenOptions::new().write(true).open(&shared.path).unwrap().set_len(4096).unwrap();
@@ -75,7 +75,7 @@ fn memory_that_shrinks_is_refused_and_never_grown() {
 
 #[test]
 fn nothing_else_is_opened() {
-    let regions = Regions::new(Guard::everybody());
+    let regions = SharedMemory::new(Guard::everybody());
     let shared = Shared::new("else", b"1234");
     let (link, pipe, dir) = (Shared::new("link", b""), Shared::new("pipe", b""), Shared::new("dir", b""));
     std::fs::remove_file(&link.path).unwrap();
@@ -125,7 +125,7 @@ fn nothing_else_is_opened() {
 #[test]
 fn regions_are_bounded_in_number() {
     let shared = Shared::new("many", b"1234");
-    let regions = Regions::new(Guard::everybody());
+    let regions = SharedMemory::new(Guard::everybody());
     let register = |count: usize| {
         regions.register(&CLIENT, RegionStatus { name: count.to_string(), ..region(&shared.key, 0, 4) })
     };
@@ -137,7 +137,7 @@ fn regions_are_bounded_in_number() {
 
 #[test]
 fn nothing_is_revealed_or_done_without_permission() {
-    let regions = Regions::new(Guard::nobody());
+    let regions = SharedMemory::new(Guard::nobody());
     let refused = [
         regions.register(&CLIENT, region("x", 0, 1)).map(drop),
         regions.unregister(&CLIENT, "x"),
@@ -166,7 +166,7 @@ fn a_client_can_only_use_files_that_permit_it() {
     assert!(file(geteuid().as_raw(), 0o600).permits(&CLIENT), "the file belongs to the server's own user");
 
     let shared = Shared::new("foreign", b"0123");
-    let regions = Regions::new(Guard::everybody());
+    let regions = SharedMemory::new(Guard::everybody());
     let stranger = client(70_001, &[]);
     std::fs::set_permissions(&shared.path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let refused = |outcome: Result<(), RequestError>| matches!(outcome, Err(RequestError::Forbidden(_)));

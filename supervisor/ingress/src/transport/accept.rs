@@ -13,9 +13,8 @@ use tokio::time::sleep;
 
 use super::listen::BoundListener;
 use super::on_wake::on_wake;
-use super::stream_filter::FilteredStream;
 use super::tls::Encryption;
-use super::write_rate::MinWriteRate;
+use super::write_rate::MinRateStream;
 use crate::admission::{
     Budgets, Caller, Client, ConnectionSlot, Connections, Owner, Stop, accept_permitted, overstays,
 };
@@ -75,14 +74,13 @@ async fn listen<S: Service>(
             let accepted = match accept(&bound).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    if !is_failing {
+                    if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(
                             address = bound.address(),
                             %error,
                             "a listener cannot accept connections; trying again, while clients wait; if too many files are open, raise the limit on open files"
                         );
                     }
-                    is_failing = true;
                     sleep(RETRY_BACKOFF).await;
                     continue;
                 }
@@ -120,7 +118,7 @@ impl Accepted {
                 if let Peer::Tcp { names, .. } = Arc::make_mut(&mut caller.peer) {
                     *names = client_names;
                 }
-                Ok((Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
+                Ok((Box::pin(MinRateStream::new(stream)), caller))
             }
         }
     }
@@ -130,7 +128,7 @@ async fn accept(bound: &BoundListener) -> io::Result<Accepted> {
     match bound {
         BoundListener::Unix { listener, file, guard } => {
             let (stream, caller) = accept_permitted(listener, guard, &file.path().to_string_lossy()).await?;
-            Ok(Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
+            Ok(Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller))
         }
         BoundListener::Tcp { listener, origin, encryption, tokens, .. } => {
             let (stream, address) = listener.accept().await?;
@@ -139,7 +137,7 @@ async fn accept(bound: &BoundListener) -> io::Result<Accepted> {
             let peer = Arc::new(Peer::Tcp { address, names: Vec::new() });
             let caller = Caller { peer, origin: *origin, tokens: tokens.clone() };
             Ok(match encryption {
-                None => Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller),
+                None => Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller),
                 Some(encryption) => Accepted::Encrypted(stream, encryption.clone(), caller),
             })
         }

@@ -5,11 +5,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{timeout, timeout_at};
+use tonic::codegen::StdError;
 
 use crate::admission::{MemoryPermit, ProgressDeadline, RequestError};
 
@@ -72,26 +73,19 @@ where
 
 /// Reads a short body to its end and discards it, so that its connection can continue. Returns
 /// false if the body is long, late or broken.
-pub(crate) async fn discard<B>(mut body: B) -> bool
+pub(crate) async fn discard<B>(body: B) -> bool
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: Into<StdError>> + Unpin,
 {
-    let mut left = SHORT_BODY_BYTES;
-    if body.size_hint().lower() > left as u64 {
+    if body.size_hint().lower() > SHORT_BODY_BYTES as u64 {
         return false;
     }
-    let until = Instant::now() + DISCARD_TIMEOUT;
-    loop {
-        let frame = match timeout_at(until, body.frame()).await {
-            Ok(Some(Ok(frame))) => frame,
-            Ok(None) => return true,
-            Ok(Some(Err(_))) | Err(_) => return false,
-        };
-        match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
-            Some(rest) => left = rest,
-            None => return false,
-        }
-    }
+    let mut body = Limited::new(body, SHORT_BODY_BYTES);
+    let read = async {
+        while body.frame().await.transpose()?.is_some() {}
+        Ok::<_, StdError>(())
+    };
+    timeout(DISCARD_TIMEOUT, read).await.is_ok_and(|read| read.is_ok())
 }
 
 /// A request's body whose bytes the access log counts.
@@ -136,7 +130,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http_body_util::{Full, StreamBody};
-    use tokio::time::sleep;
+    use tokio::time::{Instant, sleep};
     use tokio_stream::StreamExt;
 
     use super::super::message_body::{MessageBody, PREFIX_BYTES};

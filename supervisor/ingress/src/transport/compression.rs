@@ -2,7 +2,7 @@
 //! gigabytes. So each caller gives a limit in bytes, memory is taken as bytes are decompressed, and
 //! few requests are decompressed at a time. The work runs on threads that serve no connections.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use flate2::bufread::{GzEncoder, MultiGzDecoder, ZlibDecoder, ZlibEncoder};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::admission::{MemoryPermit, RequestError, invalid, run_blocking};
+use crate::admission::{MemoryPermit, RequestError, run_blocking};
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
 /// The permits for compressed requests, which limit how many are read at a time. Each takes a CPU,
@@ -71,25 +71,38 @@ impl Encoding {
 
     fn decompress_here(
         self,
-        bytes: &[u8],
+        mut bytes: &[u8],
         limit: usize,
         permit: &MemoryPermit,
     ) -> Result<Pieces, RequestError> {
-        let (whole, rest) = match self {
-            Self::Gzip => (read(&mut MultiGzDecoder::new(bytes), limit, permit)?, 0),
-            Self::Deflate => {
-                let mut decoder = ZlibDecoder::new(bytes);
-                (read(&mut decoder, limit, permit)?, decoder.into_inner().len())
-            }
+        let corrupt = |why: String| {
+            RequestFailure::Invalid(format!("cannot decompress the request as {}: {why}", self.name()))
         };
-        let corrupt = |why| invalid(format!("cannot decompress the request as {}: {why}", self.name()));
-        match whole {
-            Err(why) => corrupt(why.to_string()),
-            Ok(whole) if whole.len() > limit => Err(RequestError::TooLarge(format!(
-                "decompressed, the request is larger than {limit} bytes (limits.request_bytes)"
-            ))),
-            Ok(_) if rest > 0 => corrupt(format!("{rest} bytes follow the end of the compressed data")),
-            Ok(whole) => Ok(whole),
+        let mut reader: Box<dyn Read> = match self {
+            Self::Gzip => Box::new(MultiGzDecoder::new(&mut bytes)),
+            Self::Deflate => Box::new(ZlibDecoder::new(&mut bytes)),
+        };
+        let (mut whole, mut next) = (Pieces::default(), PIECE_BYTES.start);
+        loop {
+            let room = next.min(limit.saturating_add(1) - whole.len());
+            let mut piece = permit.buffer(room)?;
+            let read = reader.by_ref().take(room as u64).read_to_end(&mut piece);
+            let read = read.map_err(|why| corrupt(why.to_string()))?;
+            whole.push(piece.into());
+            if whole.len() > limit {
+                return Err(RequestError::TooLarge(format!(
+                    "decompressed, the request is larger than {limit} bytes (limits.request_bytes)"
+                )));
+            }
+            if read < room {
+                break;
+            }
+            next = PIECE_BYTES.end.min(2 * next);
+        }
+        drop(reader);
+        match bytes.len() {
+            0 => Ok(whole),
+            rest => Err(corrupt(format!("{rest} bytes follow the end of the compressed data")).into()),
         }
     }
 
@@ -107,29 +120,6 @@ impl Encoding {
         };
         read.expect("reading from memory cannot fail");
         whole.into()
-    }
-}
-
-/// Reads to the end, or up to one byte more than `limit`.
-fn read(
-    reader: &mut impl Read,
-    limit: usize,
-    permit: &MemoryPermit,
-) -> Result<io::Result<Pieces>, RequestError> {
-    let (mut whole, mut next) = (Pieces::default(), PIECE_BYTES.start);
-    loop {
-        let room = next.min(limit.saturating_add(1) - whole.len());
-        let mut piece = permit.buffer(room)?;
-        match reader.take(room as u64).read_to_end(&mut piece) {
-            Ok(read) => {
-                whole.push(piece.into());
-                if read < room || whole.len() > limit {
-                    return Ok(Ok(whole));
-                }
-            }
-            Err(why) => return Ok(Err(why)),
-        }
-        next = PIECE_BYTES.end.min(2 * next);
     }
 }
 

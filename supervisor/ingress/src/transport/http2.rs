@@ -19,10 +19,9 @@ use tokio::time::sleep;
 use super::accept::Stream;
 use super::call_head::{GrpcAnswer, MAX_FRAME_BYTES, MAX_HEADER_LIST_BYTES};
 use super::calls::{Calls, NewCalls};
-use super::incoming_frames::IncomingFrames;
+use super::incoming_frames::RepairedStream;
 use super::on_wake::on_wake;
 use super::slow_reader::{MonitoredBody, UnsentPieces};
-use super::stream_filter::FilteredStream;
 use crate::admission::{Client, MemoryPermit, Stop};
 
 /// The maximum number of concurrent calls on a connection. Clients hold back further calls.
@@ -65,7 +64,7 @@ pub(crate) async fn serve<F>(
             Ok::<_, Infallible>(answer.map(|body| MonitoredBody::new(body, unsent, permit, entry)))
         }
     });
-    let stream = FilteredStream::new(stream, IncomingFrames::new(calls.new_calls(), is_local));
+    let stream = RepairedStream::new(stream, calls.new_calls(), is_local);
     let mut connection = builder(calls.new_calls()).serve_connection(TokioIo::new(stream), service);
     let serving = on_wake(async {
         tokio::select! {

@@ -13,7 +13,7 @@
 //! has read the last GOAWAY, but not if it cannot write before that, so the socket stays open until
 //! the client closes it.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -24,7 +24,6 @@ use tokio::time::{Sleep, sleep};
 use super::authority::repair_authority;
 use super::call_head::MAX_FRAME_BYTES;
 use super::calls::NewCalls;
-use super::stream_filter::StreamFilter;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
@@ -48,8 +47,9 @@ const IGNORED: u8 = 0xff;
 /// The payload of the PING by which h2 learns that the client has read its first GOAWAY.
 const SHUTDOWN_PING: [u8; PING_BYTES] = [0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
 
-/// A filter of the frames that a client sends.
-pub(super) struct IncomingFrames {
+/// A stream whose incoming frames are repaired.
+pub(super) struct RepairedStream<S> {
+    stream: S,
     /// The calls that must start before more is read.
     new_calls: NewCalls,
     /// The beginning of an incomplete frame, which `h2` cannot use yet.
@@ -61,23 +61,22 @@ pub(super) struct IncomingFrames {
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-impl IncomingFrames {
-    pub(super) fn new(new_calls: NewCalls, repairs_authorities: bool) -> Self {
+impl<S> RepairedStream<S> {
+    pub(super) fn new(stream: S, new_calls: NewCalls, repairs_authorities: bool) -> Self {
         let frames =
             Frames { skip: PREFACE_BYTES, repairs_authorities, last_stream: 0, has_acknowledged: false };
-        Self { new_calls, held: Vec::new(), free: 0, frames, linger: None }
+        Self { stream, new_calls, held: Vec::new(), free: 0, frames, linger: None }
     }
 }
 
-impl StreamFilter for IncomingFrames {
-    fn poll_read<S: AsyncRead + Unpin>(
-        &mut self,
-        stream: &mut S,
+impl<S: AsyncRead + Unpin> AsyncRead for RepairedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         ready!(self.new_calls.poll_few(cx));
-        let Self { held, free, frames, .. } = self;
+        let Self { stream, held, free, frames, .. } = &mut *self;
         loop {
             if *free > 0 {
                 let given = buf.remaining().min(*free);
@@ -105,16 +104,35 @@ impl StreamFilter for IncomingFrames {
             }
         }
     }
+}
 
-    fn poll_shutdown<S: AsyncRead + AsyncWrite + Unpin>(
-        &mut self,
-        stream: &mut S,
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for RepairedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.linger.is_none() {
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Self { stream, linger, .. } = &mut *self;
+        if linger.is_none() {
             ready!(Pin::new(&mut *stream).poll_shutdown(cx))?;
         }
-        let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        let linger = linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         while linger.as_mut().poll(cx).is_pending() {
             let mut bytes = [0; READ_BYTES];
             let mut unread = ReadBuf::new(&mut bytes);

@@ -3,7 +3,6 @@ use std::collections::VecDeque;
 use futures_util::FutureExt;
 use tokio::io::AsyncReadExt;
 
-use super::super::stream_filter::FilteredStream;
 use super::*;
 
 const PREFACE: &[u8; PREFACE_BYTES] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -103,7 +102,7 @@ fn with(stream: &[u8], replacement: u8) -> Vec<u8> {
 
 fn repaired(pieces: &[&[u8]]) -> Vec<u8> {
     let pieces = pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| piece.to_vec()).collect();
-    let mut reader = FilteredStream::new(Pieces(pieces), IncomingFrames::new(NewCalls::default(), true));
+    let mut reader = RepairedStream::new(Pieces(pieces), NewCalls::default(), true);
     let mut out = Vec::new();
     let read = reader.read_to_end(&mut out).now_or_never();
     read.expect("all pieces are available").unwrap();
@@ -160,8 +159,7 @@ fn frames_with_a_false_padding_pass_unchanged() {
 #[tokio::test]
 async fn a_wrapped_stream_is_repaired_after_the_bytes_that_were_read_before() {
     let sent = with(&stream(), b'%');
-    let mut reader =
-        FilteredStream::new(io::Cursor::new(sent), IncomingFrames::new(NewCalls::default(), true));
+    let mut reader = RepairedStream::new(io::Cursor::new(sent), NewCalls::default(), true);
     let mut got = b"%%".to_vec();
     let first = reader.read_u8().await.unwrap();
     got.push(first);

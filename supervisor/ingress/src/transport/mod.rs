@@ -19,7 +19,6 @@ mod listen;
 mod message_body;
 mod on_wake;
 mod slow_reader;
-mod stream_filter;
 mod tls;
 mod write_rate;
 

@@ -1,33 +1,29 @@
 //! The minimum rate of writes. They fail if the peer reads too slowly.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::stream_filter::StreamFilter;
 use crate::admission::{MIN_CONNECTION_RATE, ProgressDeadline};
 
-/// A filter that makes writes fail if the peer reads less than the minimum rate.
-pub(super) struct MinWriteRate {
+/// A stream whose writes fail if the peer reads less than the minimum rate.
+pub(super) struct MinRateStream<S> {
+    stream: S,
     /// The deadline, from the first write that had to wait until everything is written.
     deadline: Option<ProgressDeadline>,
     timer: Pin<Box<Sleep>>,
 }
 
-impl MinWriteRate {
-    pub(super) fn new() -> Self {
-        Self { deadline: None, timer: Box::pin(sleep_until(Instant::now())) }
+impl<S> MinRateStream<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self { stream, deadline: None, timer: Box::pin(sleep_until(Instant::now())) }
     }
-}
 
-impl StreamFilter for MinWriteRate {
-    fn after_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
+    /// Returns the outcome of a write, or an error if the peer is too slow.
+    fn check(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(written) = written {
             if let (Some(deadline), Ok(bytes)) = (&mut self.deadline, &written) {
                 deadline.record_progress(*bytes, MIN_CONNECTION_RATE);
@@ -41,10 +37,45 @@ impl StreamFilter for MinWriteRate {
         ready!(self.timer.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for MinRateStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for MinRateStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.check(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.check(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
 
     // hyper flushes when it has written everything.
-    fn before_flush(&mut self) {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -56,7 +87,6 @@ mod tests {
     use tokio::net::UnixStream;
     use tokio::time::sleep;
 
-    use super::super::stream_filter::FilteredStream;
     use super::*;
     use crate::admission::SILENCE_TIMEOUT;
 
@@ -73,7 +103,7 @@ mod tests {
                 sleep(Duration::from_secs(1)).await;
             }
         });
-        let written = FilteredStream::new(ours, MinWriteRate::new()).write_all(&vec![0; LONG]).await;
+        let written = MinRateStream::new(ours).write_all(&vec![0; LONG]).await;
         reading.abort();
         assert!(written.as_ref().err().is_none_or(|why| why.kind() == io::ErrorKind::TimedOut));
         (begun.elapsed(), written.is_ok())

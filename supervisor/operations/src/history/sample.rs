@@ -73,6 +73,7 @@ pub struct ModelSample {
     /// The number of requests per second that were answered in time.
     #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
+    /// The number of requests per second that were answered late, or cancelled after the SLO had passed.
     #[serde(skip_serializing_if = "is_nothing")]
     late: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -177,7 +178,8 @@ impl ModelSample {
         // If a model was replaced, its counters started again from zero, so they are not compared
         // with the earlier counters.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
-        let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
+        let RequestCounts { succeeded, within_slo, rejected, failed, cancelled_late, .. } =
+            counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
         let waited = model.queue_wait_s
             - before.filter(|_| counts.is_some()).map_or(0.0, |before| before.queue_wait_s);
@@ -199,7 +201,7 @@ impl ModelSample {
             p99_ms: latency.map(|latency| round(latency.p99_ms)),
             wait_ms,
             in_time: a_second(within_slo),
-            late: a_second(succeeded.saturating_sub(within_slo)),
+            late: a_second(succeeded.saturating_sub(within_slo) + cancelled_late),
             refused: a_second(rejected),
             failed: a_second(failed),
             queue: model.queue,

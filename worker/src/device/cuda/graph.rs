@@ -16,6 +16,7 @@ use super::{CudaError, CudaGpu, cuda_error};
 
 const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
 const MEMCPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
+const HOST: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST as u32;
 const MEMSET: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
 const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
@@ -58,7 +59,9 @@ pub enum MoveError {
 }
 
 impl CudaGpu {
-    /// Records the work without executing it. Returns `None` if CUDA cannot record the work.
+    /// Records the work without executing it. Returns `None` if CUDA cannot record the work, or if the
+    /// work calls functions of this process. Older versions of ONNX Runtime free buffers in such a
+    /// function, so the second replay would use freed memory.
     pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaError> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.compute.begin_capture(relaxed).map_err(cuda_error("record a batch"))?;
@@ -68,7 +71,9 @@ impl CudaGpu {
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
-        Ok(recording.filter(|_| worked.is_ok()))
+        Ok(recording.filter(|recording| {
+            worked.is_ok() && recording.types().is_ok_and(|types| !types.contains(&HOST))
+        }))
     }
 
     /// Copies a recording that another library of this process has made.
@@ -151,8 +156,11 @@ impl Recording {
 
     /// Returns the number of kernels in the recording, or `None` if the driver does not report it.
     pub fn kernels(&self) -> Option<u32> {
-        let types: Result<Vec<u32>, _> = self.nodes().ok()?.into_iter().map(type_of).collect();
-        u32::try_from(types.ok()?.into_iter().filter(|&kind| kind == KERNEL).count()).ok()
+        u32::try_from(self.types().ok()?.into_iter().filter(|&kind| kind == KERNEL).count()).ok()
+    }
+
+    fn types(&self) -> Result<Vec<u32>, DriverError> {
+        self.nodes()?.into_iter().map(type_of).collect()
     }
 
     fn move_to(&mut self, context: sys::CUcontext) -> Result<(), DriverError> {

@@ -64,6 +64,9 @@ pub struct RequestCounts {
     pub retried: u64,
     /// The number of requests that clients cancelled before they were answered.
     pub cancelled: u64,
+    /// The number of these requests that were cancelled after the SLO had passed.
+    #[serde(default)]
+    pub cancelled_late: u64,
 }
 
 /// The number of refused requests for each [`CountedRefusal`]. It is serialized as a map from the
@@ -105,6 +108,7 @@ impl RequestCounts {
             refused: self.refused.since(&earlier.refused)?,
             retried: self.retried.checked_sub(earlier.retried)?,
             cancelled: self.cancelled.checked_sub(earlier.cancelled)?,
+            cancelled_late: self.cancelled_late.checked_sub(earlier.cancelled_late)?,
         })
     }
 }

@@ -43,6 +43,7 @@ impl Stats {
             refused,
             retried,
             cancelled: traffic.cancelled,
+            cancelled_late: traffic.cancelled_late,
         }
     }
 }

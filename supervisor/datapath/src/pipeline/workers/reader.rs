@@ -157,8 +157,8 @@ impl LaneReader {
             if opens {
                 state.scheduler.open_stream(self.worker);
             }
-            // If there is no delivery, the client cancelled the request while it ran, so the request
-            // has already been counted as cancelled.
+            // A client cancelled a request without a delivery while it ran, so the request has already
+            // been counted as cancelled.
             let unsettled = batch.requests.iter().zip(&answers).zip(&deliveries);
             let unsettled = unsettled.filter_map(|(answered, delivery)| delivery.as_ref().map(|_| answered));
             if is_step {
