@@ -3,7 +3,7 @@
 
 use crate::manifests::Dependencies;
 use crate::source::{Manifest, Source};
-use crate::table::{MAX_LINES, Row};
+use crate::table::{MAX_LINES, MAX_SPARE_LINES, Row};
 
 /// Returns the uses that the table does not permit.
 pub(crate) fn uses(table: &[Row], sources: &[Source]) -> Vec<String> {
@@ -102,6 +102,22 @@ pub(crate) fn lengths(sources: &[Source]) -> Vec<String> {
     let long = sources.iter().filter(|source| source.lines > MAX_LINES);
     long.map(|source| format!("{}: {} lines; the maximum is {MAX_LINES}", source.name, source.lines))
         .collect()
+}
+
+/// Returns the crates with more code than their limit, and the crates whose limit is too generous.
+pub(crate) fn sizes(limits: &[(&str, usize)], sources: &[Source]) -> Vec<String> {
+    let size = |part: &str| {
+        let inside = sources.iter().filter(|source| starts_with(&source.name, &format!("{part}/src"), "/"));
+        inside.map(|source| source.code_lines).sum::<usize>()
+    };
+    let judge = |&(part, limit): &(&str, usize)| match size(part) {
+        size if size > limit => Some(format!("{part}: {size} lines of code; the limit is {limit}")),
+        size if size + MAX_SPARE_LINES < limit => {
+            Some(format!("{part}: {size} lines of code; lower the limit of {limit}"))
+        }
+        _ => None,
+    };
+    limits.iter().filter_map(judge).collect()
 }
 
 /// Returns the table rows that match no file.

@@ -71,6 +71,11 @@ fn no_file_is_too_long() {
 }
 
 #[test]
+fn no_crate_is_larger_than_its_limit() {
+    none(&check::sizes(table::MAX_CODE_LINES, &sources()));
+}
+
+#[test]
 fn files_and_headings_that_documents_name_exist() {
     none(&documents::faults(&root()));
 }

@@ -7,7 +7,7 @@ use crate::check;
 use crate::documents;
 use crate::manifests::MANIFESTS;
 use crate::source::{Manifest, Source};
-use crate::table::{MAX_LINES, ROWS, UNSAFE};
+use crate::table::{MAX_LINES, MAX_SPARE_LINES, ROWS, UNSAFE};
 
 /// Returns the faults in an artificial file.
 fn faults(name: &str, text: &str) -> Vec<String> {
@@ -145,6 +145,17 @@ fn long_files_are_found() {
     let file = |lines| Source::parse("supervisor/policy/src/queue.rs", &"\n".repeat(lines));
     assert_eq!(check::lengths(&[file(MAX_LINES)]), [""; 0]);
     assert_eq!(check::lengths(&[file(MAX_LINES + 1)]).len(), 1);
+}
+
+#[test]
+fn crates_above_or_far_below_their_limit_are_found() {
+    let text = "//! A queue.\n\n/// The maximum.\npub const MAX: &str =\n    \"a\nb\"; // bytes\n\
+                #[derive(Debug)]\nstruct A;\n#[cfg(test)]\nmod tests {\n    use super::*;\n}\n";
+    let tree = [Source::parse("shared/src/a.rs", text), Source::parse("shared/src/a/tests.rs", text)];
+    let sizes = |limit| check::sizes(&[("shared", limit)], &tree);
+    assert_eq!((sizes(5), sizes(5 + MAX_SPARE_LINES)), (Vec::new(), Vec::new()));
+    assert_eq!(sizes(4), ["shared: 5 lines of code; the limit is 4"]);
+    assert_eq!(sizes(6 + MAX_SPARE_LINES).len(), 1);
 }
 
 #[test]

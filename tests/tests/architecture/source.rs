@@ -1,6 +1,8 @@
 //! The contents of Rust files and manifests that the rules check.
 
-use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use std::collections::BTreeSet;
+
+use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 
 /// A path with `::` that a file uses, and the number of its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub(crate) struct Source {
     /// The path relative to the root of the workspace.
     pub(crate) name: String,
     pub(crate) lines: usize,
+    /// The number of lines outside of tests that contain code.
+    pub(crate) code_lines: usize,
     /// All paths outside of tests, beginning with `crate` or a crate's name. Imports are expanded.
     pub(crate) uses: Vec<Used>,
     /// All types outside of tests that are declared with some form of `pub`.
@@ -35,14 +39,16 @@ impl Source {
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut unsafe_lines = Vec::new();
         find_unsafe(tokens.clone(), &mut unsafe_lines);
-        let (mut uses, mut types) = (Vec::new(), Vec::new());
+        let (mut uses, mut types, mut code) = (Vec::new(), Vec::new(), BTreeSet::new());
         if !is_test(name) {
+            find_code(tokens.clone(), &mut code);
             find_types(tokens.clone(), &mut types);
             paths(tokens, "", &mut uses);
         }
         let module = module(name);
         uses.iter_mut().for_each(|used| used.path = absolute(&module, &used.path));
-        Self { name: name.to_owned(), lines: text.lines().count(), uses, types, unsafe_lines }
+        let (lines, code_lines) = (text.lines().count(), code.len());
+        Self { name: name.to_owned(), lines, code_lines, uses, types, unsafe_lines }
     }
 }
 
@@ -82,6 +88,31 @@ fn find_unsafe(tokens: TokenStream, lines: &mut Vec<usize>) {
             TokenTree::Ident(word) if word == "unsafe" => lines.push(word.span().start().line),
             TokenTree::Group(group) => find_unsafe(group.stream(), lines),
             _ => {}
+        }
+    }
+}
+
+/// Collects the numbers of the lines with code. Ignores tests and documentation.
+fn find_code(tokens: TokenStream, lines: &mut BTreeSet<usize>) {
+    let add = |lines: &mut BTreeSet<usize>, span: Span| lines.extend(span.start().line..=span.end().line);
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == '#' => {
+                // The mark of an attribute of the file itself.
+                tokens.next_if(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == '!'));
+                match tokens.peek() {
+                    Some(TokenTree::Group(group)) if is_cfg_test(group) => skip_item(&mut tokens),
+                    Some(TokenTree::Group(group)) if is_documentation(group) => drop(tokens.next()),
+                    _ => add(lines, mark.span()),
+                }
+            }
+            TokenTree::Group(group) => {
+                add(lines, group.span_open());
+                add(lines, group.span_close());
+                find_code(group.stream(), lines);
+            }
+            token => add(lines, token.span()),
         }
     }
 }
@@ -166,6 +197,11 @@ fn follows_colons(tokens: &mut Tokens) -> bool {
 
 fn is_cfg_test(group: &Group) -> bool {
     group.stream().to_string().replace(' ', "") == "cfg(test)"
+}
+
+/// Returns true for the attribute to which the tokeniser converts a documentation comment.
+fn is_documentation(group: &Group) -> bool {
+    matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(word)) if word == "doc")
 }
 
 /// Skips the module in the visibility of an item, because a visibility does not count as a use.
