@@ -4,6 +4,8 @@
 //! Each `config/NAME.yaml` has its expected messages in `config/NAME.expected`. `UPDATE_GOLDEN=1`
 //! overwrites these files. Read the difference before you commit it.
 
+#![allow(clippy::unwrap_used, reason = "this crate contains only tests")]
+
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -301,26 +303,31 @@ fn model_with_inputs() -> Vec<u8> {
     field(7, &[inputs.concat(), field(5, &field(8, b"scale"))].concat())
 }
 
-#[test]
-fn warm_up_inputs_must_match_the_models_file() {
+/// Returns the faults of a model's warm-up, one per line.
+fn warm_up_faults(folder: &Path, warmup: &str) -> String {
+    let path = folder.join("x.yaml");
+    let text = format!("run_dir: /run/x\nmodels: [{{path: m.onnx, slo: 1s, warmup: {warmup}}}]\n");
+    fs::write(&path, text).unwrap();
+    let config = load(&path).unwrap();
+    assert_eq!(config.file_faults.is_empty(), config.models[0].broken.is_none());
+    let faults = config.file_faults.iter().map(|fault| format!("{}: {}\n", fault.path, fault.message));
+    faults.collect::<String>().replace(&format!("{}/", folder.display()), "")
+}
+
+/// Creates a folder with a model and with arrays for its inputs.
+fn folder_of_model() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.onnx"), model_with_inputs()).unwrap();
     fs::write(folder.path().join("ids.json"), "[[1, 2, 3], [4, 5, 6]]").unwrap();
     fs::write(folder.path().join("short.json"), "[[1, 2]]").unwrap();
-    fs::write(
-        folder.path().join("all.json"),
-        r#"{"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}"#,
-    )
-    .unwrap();
-    let path = folder.path().join("x.yaml");
-    let faults = |warmup: &str| {
-        let text = format!("run_dir: /run/x\nmodels: [{{path: m.onnx, slo: 1s, warmup: {warmup}}}]\n");
-        fs::write(&path, text).unwrap();
-        let config = load(&path).unwrap();
-        assert_eq!(config.file_faults.is_empty(), config.models[0].broken.is_none());
-        let faults = config.file_faults.iter().map(|fault| format!("{}: {}\n", fault.path, fault.message));
-        faults.collect::<String>().replace(&format!("{}/", folder.path().display()), "")
-    };
+    let all = r#"{"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}"#;
+    fs::write(folder.path().join("all.json"), all).unwrap();
+    folder
+}
+
+#[test]
+fn warm_up_inputs_may_match_the_models_file() {
+    let folder = folder_of_model();
     for fine in [
         "{ids: [3]}",
         "{ids: [8, 3]}",
@@ -329,11 +336,16 @@ fn warm_up_inputs_must_match_the_models_file() {
         "{ids: {file: ids.json}}",
         "ids.json",
     ] {
-        let found = faults(fine);
+        let found = warm_up_faults(folder.path(), fine);
         // An array without a name is for a model's only input, but this model has two inputs.
         let of_two = fine == "ids.json" && found.contains("has one array without a name; name its input");
         assert!(found.is_empty() || of_two, "{fine}: {found}");
     }
+}
+
+#[test]
+fn warm_up_inputs_that_do_not_match_the_models_file_are_faults() {
+    let folder = folder_of_model();
     let ids = "models[0].warmup.ids: m.onnx";
     let shape = "[-1, 3] (-1: any size; omit the first axis if it is the batch)";
     for (wrong, why) in [
@@ -373,7 +385,7 @@ fn warm_up_inputs_must_match_the_models_file() {
                 .to_owned(),
         ),
     ] {
-        assert_eq!(faults(wrong), format!("{why}\n"), "{wrong}");
+        assert_eq!(warm_up_faults(folder.path(), wrong), format!("{why}\n"), "{wrong}");
     }
 }
 

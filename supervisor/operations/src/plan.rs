@@ -310,6 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn every_verdict_has_words_of_its_own() {
         let beneficiary = Some("resnet50".to_owned());
         let missed = MissRate { actual: 0.123, allowed: 0.01 };

@@ -324,6 +324,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn a_gpu_has_the_readings_of_nvml_and_an_emulated_one_none() {
     let memory = GpuMemory { used_mib: 2, free_mib: 3, total_mib: 6 };
     let mut nvml = NvmlStatus {

@@ -71,6 +71,7 @@ fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
     let answered =
         RunEnd::Answered { received: at(190), execution: Duration::from_millis(15), copied: at(192) };
