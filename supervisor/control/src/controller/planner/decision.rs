@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shadowslice_config::ModelConfig;
 use shadowslice_datapath::pipeline::TrafficWindow;
-use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot, Verdict, VerdictReason};
+use shadowslice_policy::sharing::{AdmissionPolicy, LayoutReport, ModelSnapshot, Verdict, VerdictReason};
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::{ModelReport, ReportedVerdict};
@@ -59,11 +59,17 @@ pub enum NotOrdered {
 impl Explained {
     /// Adds the name of the beneficiary, from the names of all models.
     pub(super) fn of(verdict: &Verdict, names: &[String]) -> Self {
-        let beneficiary = match &verdict.why {
-            VerdictReason::Layout(layout) => names.get(layout.beneficiary).cloned(),
+        let mut explained = Self { verdict: verdict.clone(), beneficiary: None };
+        explained.beneficiary = explained.layout().and_then(|layout| names.get(layout.beneficiary).cloned());
+        explained
+    }
+
+    /// Returns the layout that is being tried or was chosen.
+    pub(super) fn layout(&self) -> Option<&LayoutReport> {
+        match &self.verdict.why {
+            VerdictReason::Layout(layout) => Some(layout),
             _ => None,
-        };
-        Self { verdict: verdict.clone(), beneficiary }
+        }
     }
 
     pub fn kind(&self) -> ReportedVerdict {
