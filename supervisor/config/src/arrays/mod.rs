@@ -71,7 +71,11 @@ pub(super) enum ArrayError {
     Header,
     #[error("the array is in Fortran order; save `numpy.ascontiguousarray(array)`")]
     FortranOrder,
-    #[error("unsupported dtype `{0}`; save little-endian booleans, integers, floats or texts")]
+    #[error("the elements are big-endian (`{0}`); save `array.astype(array.dtype.newbyteorder('<'))`")]
+    BigEndian(String),
+    #[error("Python objects are not supported; save an array of numbers or texts")]
+    Objects,
+    #[error("unsupported dtype `{0}`; save booleans, integers, floats or texts")]
     UnknownType(String),
     #[error("the shape is {shape:?}, but the file has {bytes} bytes of elements; save the array again")]
     Length { shape: Vec<i64>, bytes: usize },

@@ -54,12 +54,15 @@ impl Kind {
     /// Parses numpy's name of a dtype, such as `<f4`.
     fn of(descr: &str) -> Result<Self, ArrayError> {
         let unknown = || ArrayError::UnknownType(descr.chars().take(40).collect());
-        // The elements may have any byte order if each has only one byte.
         let (order, rest) = descr.split_at_checked(1).ok_or_else(unknown)?;
+        if rest.starts_with('O') {
+            return Err(ArrayError::Objects);
+        }
         let (kind, size) = rest.split_at_checked(1).ok_or_else(unknown)?;
         let size: usize = size.parse().map_err(|_| unknown())?;
-        if !matches!(order, "<" | "|") && size > 1 && kind != "S" {
-            return Err(unknown());
+        // The elements may have any byte order if each has only one byte.
+        if order == ">" && size > 1 && kind != "S" {
+            return Err(ArrayError::BigEndian(descr.to_owned()));
         }
         let datatype = match (kind, size) {
             ("b", 1) => Datatype::Bool,
@@ -187,9 +190,9 @@ pub(super) mod tests {
     #[test]
     fn arrays_that_are_not_tensors_are_refused_with_the_reason() {
         for (descr, shape, bytes, why) in [
-            (">f4", "(1,)", 4, "dtype `>f4`; save little-endian"),
-            (">U4", "(1,)", 16, "dtype `>U4`; save little-endian"),
-            ("|O", "(1,)", 8, "dtype `|O`"),
+            (">f4", "(1,)", 4, "big-endian"),
+            (">U4", "(1,)", 16, "big-endian"),
+            ("|O", "(1,)", 8, "Python objects"),
             ("<c8", "(1,)", 8, "dtype `<c8`"),
             ("<M8[ns]", "(1,)", 8, "dtype `<M8[ns]`"),
             ("|V2", "(1,)", 2, "dtype `|V2`"),
