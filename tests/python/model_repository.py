@@ -74,7 +74,7 @@ class Repository:
         for thread in asking:
             thread.start()
         try:
-            for changes in ({"batch": {"max": 4}}, {"share": "30%"}, {"slo": "90ms"}):
+            for changes in ({"share": "30%"}, {"slo": "90ms"}, {"share": {"initial": "40%"}, "slo": "80ms"}):
                 self.connection.load_model("dynamic", config=json.dumps(changes))
             self.connection.load_model("dynamic")
         finally:
@@ -86,6 +86,7 @@ class Repository:
     def test_what_cannot_be_is_refused(self):
         for model, options in (("absent", {}), ("dynamic", {"config": '{"path": "/etc/passwd"}'}),
                                ("dynamic", {"config": "garbage"}),
+                               ("dynamic", {"config": '{"batch": {"max": 4}}'}),
                                ("dynamic", {"config": "{}", "files": {"file:1/model.onnx": b"bytes"}})):
             with self.assertRaises(InferenceServerException, msg=str((model, options))):
                 self.connection.load_model(model, **options)
