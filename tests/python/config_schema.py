@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python/fleet"))
 from shadowslice_fleet import spec  # noqa: E402
 
-# The scalars of YAML 1.2, by which editors read YAML: in contrast to YAML 1.1, `off` is text.
+# Editors read YAML 1.2, in which `off` is text. These are its scalars.
 SCALARS = {
     "bool": r"true|false",
     "null": r"~|null|",

@@ -44,7 +44,8 @@ const ACK: u8 = 1;
 /// A frame type without a meaning, which RFC 9113 (5.5) requires every implementation to ignore.
 const IGNORED: u8 = 0xff;
 
-/// The payload of the PING by which h2 learns that the client has read its first GOAWAY.
+/// The payload of the PING that h2 sends after its first GOAWAY. The reply shows that the client has read
+/// the GOAWAY.
 const SHUTDOWN_PING: [u8; PING_BYTES] = [0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
 
 /// A stream whose incoming frames are repaired.

@@ -179,7 +179,7 @@ impl Planner {
     }
 
     pub async fn run(mut self) {
-        // Before the end of the first interval, there are no observations.
+        // The planner has no observations until the first interval ends.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
