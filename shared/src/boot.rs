@@ -28,7 +28,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// The version of these messages. Every change to them increments it.
-pub const PROTOCOL: u32 = 13;
+pub const PROTOCOL: u32 = 14;
 
 /// The numbers of the file descriptors that a worker inherits.
 pub mod descriptors {
@@ -63,6 +63,8 @@ pub enum BootReply {
     Hello {
         /// The version of the worker's messages, [`PROTOCOL`].
         protocol: u32,
+        /// The id of the thread that loads the model and serves.
+        thread: i32,
     },
     /// The worker has loaded the model.
     Loaded(LoadedModel),

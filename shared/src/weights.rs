@@ -9,20 +9,17 @@
 //! Each message carries a file descriptor of the region, over a socket that the worker inherits. The
 //! open descriptor keeps the memory allocated, so the supervisor does not need CUDA.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
+
+pub use crate::passing::socket_pair;
+use crate::passing::{self, FileMessage};
 
 /// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to
 /// the regions that the supervisor accepts from a worker.
 pub const MAX_REGIONS: usize = 16;
-
-/// The maximum size of a message in bytes, without the descriptor.
-const MESSAGE: usize = 64;
 
 /// The description of a region's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -42,22 +39,13 @@ pub struct WeightRegion {
     pub file: OwnedFd,
 }
 
-/// Creates a pair of connected sockets over which regions are sent.
-pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
-}
-
 /// Sends a region without blocking.
 ///
 /// # Errors
 ///
 /// Returns [`io::ErrorKind::WouldBlock`] if the socket is full, or another error of the socket.
 pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) -> io::Result<()> {
-    let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
-    let (socket, files) = (socket.as_fd().as_raw_fd(), [file.as_raw_fd()]);
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(socket, &[IoSlice::new(&message)], &[ControlMessage::ScmRights(&files)], flags, None)?;
-    Ok(())
+    passing::send(socket, content, &[file])
 }
 
 /// Receives a region without blocking. Returns `None` if no region has arrived, or if the peer has
@@ -67,22 +55,9 @@ pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) ->
 ///
 /// Returns an error if a message does not describe a region or has no descriptor.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<WeightRegion>> {
-    let mut message = [0; MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut rights = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut rights, flags) {
-        Ok(received) if received.bytes == 0 => return Ok(None),
-        Ok(received) => received,
-        Err(rustix::io::Errno::AGAIN) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let content = postcard::from_bytes(&message[..received.bytes]).map_err(io::Error::other)?;
-    let mut files = rights.drain().flat_map(|right| match right {
-        RecvAncillaryMessage::ScmRights(files) => files.collect::<Vec<_>>(),
-        _ => Vec::new(),
-    });
-    let file = files.next().ok_or_else(|| io::Error::other("a message about a region has no descriptor"))?;
+    let Some(FileMessage { content, files }) = passing::receive(socket)? else { return Ok(None) };
+    let file = files.into_iter().next();
+    let file = file.ok_or_else(|| io::Error::other("a message about a region has no descriptor"))?;
     Ok(Some(WeightRegion { content, file }))
 }
 
@@ -91,7 +66,10 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
 
+    use std::os::fd::AsRawFd;
+
     use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::sys::socket::MsgFlags;
 
     use super::*;
 

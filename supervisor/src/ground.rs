@@ -80,6 +80,7 @@ impl Ground {
                 data_path: runtime.handle().clone(),
             },
             library,
+            shared: Arc::default(),
             engines: place.join("tensorrt"),
             users,
             timeouts: config.timeouts,

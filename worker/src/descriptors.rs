@@ -1,12 +1,14 @@
 //! The descriptors that a worker inherits from the supervisor.
 #![allow(unsafe_code)] // Inherited descriptors have no owner yet.
 
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use shadowslice_shared::boot::descriptors as number;
+use shadowslice_shared::boot::descriptors::{BATCHES, BOOT, POOL, REFERENCE, REQUESTS, RESPONSES, WEIGHTS};
+use shadowslice_shared::members::MEMBERS;
 
 /// The inherited descriptors, except for the boot socket.
 #[derive(Debug)]
@@ -39,22 +41,29 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     if ADOPTED.swap(true, Ordering::Relaxed) {
         return Err(AdoptError::Twice);
     }
-    let needed = |number| take(number).ok_or(AdoptError::Missing(number));
-    let (boot, batches) = (needed(number::BOOT)?, needed(number::BATCHES)?);
+    let numbers = [BOOT, BATCHES, REQUESTS, RESPONSES, REFERENCE, POOL, WEIGHTS];
+    adopt_from(numbers.into_iter().filter_map(|number| Some((number, take(number)?))).collect())
+}
+
+/// Takes the socket over which the supervisor adds members to this shared worker. Call this once, before
+/// the process opens any other descriptor.
+pub(crate) fn adopt_members_socket() -> Result<OwnedFd, AdoptError> {
+    take(MEMBERS).ok_or(AdoptError::Missing(MEMBERS))
+}
+
+/// Returns the boot socket and the other descriptors of a worker, from all its descriptors by their
+/// numbers.
+pub(crate) fn adopt_from(mut files: BTreeMap<RawFd, OwnedFd>) -> Result<(OwnedFd, Descriptors), AdoptError> {
+    let mut needed = |number| files.remove(&number).ok_or(AdoptError::Missing(number));
+    let (boot, batches) = (needed(BOOT)?, needed(BATCHES)?);
     // The supervisor needs non-blocking ends, and `socketpair` may have made both ends
     // non-blocking. The worker needs blocking ends.
     for socket in [&boot, &batches] {
         fcntl(socket, FcntlArg::F_SETFL(OFlag::empty())).map_err(AdoptError::Blocking)?;
     }
-    let descriptors = Descriptors {
-        batches,
-        requests: needed(number::REQUESTS)?,
-        responses: needed(number::RESPONSES)?,
-        reference: needed(number::REFERENCE)?,
-        pool: take(number::POOL),
-        weights: take(number::WEIGHTS),
-    };
-    Ok((boot, descriptors))
+    let (requests, responses, reference) = (needed(REQUESTS)?, needed(RESPONSES)?, needed(REFERENCE)?);
+    let (pool, weights) = (files.remove(&POOL), files.remove(&WEIGHTS));
+    Ok((boot, Descriptors { batches, requests, responses, reference, pool, weights }))
 }
 
 /// Takes ownership of the descriptor with this number. Returns `None` if the descriptor is not

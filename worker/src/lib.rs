@@ -1,6 +1,6 @@
-//! The worker, which is one process for one model. A worker boots on the supervisor's orders,
-//! passes the proof of its answers, and then runs batches until the supervisor closes the worker's
-//! socket.
+//! The worker, which is one process for one model, or a [thread](shared) of a process for several. A
+//! worker boots on the supervisor's orders, passes the proof of its answers, and then runs batches until
+//! the supervisor closes the worker's socket.
 //!
 //! [`device`] determines how long batches take and which SMs the worker has. The code of an engine
 //! may depend on the code of a real GPU, but no device depends on an engine.
@@ -19,6 +19,7 @@ pub mod probe;
 pub mod proof;
 pub mod sandbox;
 pub mod serve;
+pub mod shared;
 
 /// Writes one line to stderr, which the supervisor logs.
 pub fn log_line(line: &str) {

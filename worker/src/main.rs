@@ -4,9 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::run;
-use shadowslice_worker::log_line;
 use shadowslice_worker::probe::Probe;
+use shadowslice_worker::{boot, log_line, shared};
 
 /// The exit code for invalid arguments, as in sysexits.h.
 const EX_USAGE: u8 = 64;
@@ -17,11 +16,17 @@ const EX_UNAVAILABLE: u8 = 69;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
-        Some((flag, [])) if flag == "--boot" => ExitCode::from(run(None, None)),
-        Some((flag, [user])) if flag == "--boot" => {
-            user.parse().map_or_else(|_| usage_error(), |user| ExitCode::from(run(Some(user), None)))
-        }
+        Some((flag, user)) if flag == "--boot" => with_user(user, |user| boot::run(user, None)),
+        Some((flag, user)) if flag == "--shared" => with_user(user, shared::run),
         Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(usage_error, run_probe),
+        _ => usage_error(),
+    }
+}
+
+fn with_user(user: &[String], run: impl FnOnce(Option<u32>) -> u8) -> ExitCode {
+    match user {
+        [] => ExitCode::from(run(None)),
+        [user] => user.parse().map_or_else(|_| usage_error(), |user| ExitCode::from(run(Some(user)))),
         _ => usage_error(),
     }
 }

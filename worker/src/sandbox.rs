@@ -28,6 +28,9 @@ use serde::Serialize;
 use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
+use crate::boot::WorkerError;
+use crate::log_line;
+
 /// The increment that a worker adds to the `oom_score_adj` that it inherits from the supervisor, in
 /// thousandths of the host's memory.
 const OOM_SCORE_INCREMENT: i32 = 300;
@@ -48,9 +51,20 @@ pub enum SandboxError {
     Capabilities(#[source] io::Error),
 }
 
+/// Prepares a new process: applies the restrictions that do not depend on the model, and changes to the
+/// user, if one is given.
+pub(crate) fn begin(user: Option<u32>) -> Result<(), WorkerError> {
+    if let Err(error) = harden_process() {
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
+    }
+    user.map_or(Ok(()), become_user).map_err(WorkerError::User)
+}
+
 /// Changes this process from root to this user. The group with the same number becomes the
 /// process's only group.
-pub fn become_user(user: u32) -> io::Result<()> {
+fn become_user(user: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
     setgroups(&[])?;
     setresgid(gid, gid, gid)?;
@@ -114,14 +128,7 @@ pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
 /// Returns the folders to which a worker with this engine writes. Landlock can only permit folders
 /// that exist, so this function creates the missing folders.
 pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
-    if on_gpu {
-        // The driver stores compiled kernels in some of these folders. The others hold the sockets
-        // and logs of the MPS server.
-        let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
-        folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
-        folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
-    }
+    let mut folders = process_folders(on_gpu);
     if let EngineSpec::OnnxRuntime { optimised, providers, .. } = engine {
         folders.extend(optimised.clone());
         folders.extend(providers.iter().filter_map(|provider| match provider {
@@ -132,6 +139,30 @@ pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     if let EngineSpec::Python { cache, .. } = engine {
         folders.extend(cache.clone());
     }
+    create(folders)
+}
+
+/// Returns the folders to which a shared worker writes. `engines` contains the folders of the models.
+pub(crate) fn shared_folders(engines: Option<&Path>, on_gpu: bool) -> Vec<PathBuf> {
+    let mut folders = process_folders(on_gpu);
+    folders.extend(engines.map(Path::to_owned));
+    create(folders)
+}
+
+/// Returns the folders to which every process writes.
+fn process_folders(on_gpu: bool) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
+    if on_gpu {
+        // The driver stores compiled kernels in some of these folders. The others hold the sockets
+        // and logs of the MPS server.
+        let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
+        folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
+        folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
+    }
+    folders
+}
+
+fn create(folders: Vec<PathBuf>) -> Vec<PathBuf> {
     for folder in &folders {
         // Missing parent folders are not created, because an exiting supervisor may be removing
         // them. If a folder cannot be created, the first write to it reports the reason.

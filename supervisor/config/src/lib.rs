@@ -12,6 +12,7 @@ mod engine;
 mod faults;
 mod gpus;
 mod host;
+mod isolation;
 mod keys;
 mod listen;
 mod model_spec;

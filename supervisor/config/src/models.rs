@@ -13,7 +13,7 @@ use super::types::{
     ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
     WarmupConfig, WarmupInput,
 };
-use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
+use super::{Context, absolute, batch, engine, isolation, profile, shares, units, warmup};
 
 /// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
@@ -65,7 +65,7 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         note_hopeless(fields, &slo, profile, gpu, context);
         note_other_shapes(fields, &warmup, profile, context);
     }
-    ModelConfig {
+    let model = ModelConfig {
         name,
         gpu: index,
         gpu_auto: is_auto,
@@ -77,13 +77,16 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpu, controller, context),
         handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
+        shared_worker: isolation::shared_worker(fields),
         standby: fields.read("standby", |value| value.one_of(&STANDBYS)),
         cpus: fields.read("cpus", |value| Some(cpus(value, context))),
         memory_limit: memory_limit(fields, gpu, context),
         warmup,
         engine,
         broken: broken(context, first_file_fault),
-    }
+    };
+    isolation::check_shared(fields, &model);
+    model
 }
 
 fn broken(context: &Context<'_>, first: usize) -> Option<String> {
@@ -97,7 +100,6 @@ const MAX_NAME: usize = 128;
 
 /// Reads a model's name. If the name is missing, records a fault and returns an empty name.
 pub(super) fn name(fields: &Fields<'_>) -> String {
-    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     let given = fields.get("name");
     let Some(value) = given.clone().or_else(|| fields.get("path")) else {
         fields.fault("name", "missing; a model without a path needs a name, for example `name: echo`");
@@ -108,14 +110,19 @@ pub(super) fn name(fields: &Fields<'_>) -> String {
         None => value.word().and_then(engine::stem),
     };
     let name = name.unwrap_or_default();
-    let is_name = name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(&name[..], "." | "..");
-    if !is_name {
+    if !is_model_name(&name) {
         value.fault(format!(
             "invalid model name `{name}`; give a `name` of at most {MAX_NAME} letters, digits, `.`, `_` and `-`"
         ));
     }
     fields.show("name", quoted(&name));
     name
+}
+
+/// Returns true if models and shared workers can have this name.
+pub(super) fn is_model_name(name: &str) -> bool {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
 }
 
 /// The GPU on which a model runs.

@@ -33,6 +33,7 @@ mod reload;
 mod repository;
 mod resize;
 mod rolling;
+mod shared_workers;
 mod slo_accounting;
 mod slow_clients;
 mod slow_model;

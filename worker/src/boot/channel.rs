@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use nix::unistd::gettid;
 use shadowslice_shared::boot::{BootCommand, BootRefusal, BootReply, PROTOCOL};
 use shadowslice_shared::frame;
 
@@ -45,7 +46,8 @@ pub struct BootChannel(UnixStream);
 impl BootChannel {
     pub(super) fn open(socket: OwnedFd) -> Result<Self, WorkerError> {
         let channel = Self(socket.into());
-        channel.send(BootReply::Hello { protocol: PROTOCOL })?;
+        let thread = gettid().as_raw();
+        channel.send(BootReply::Hello { protocol: PROTOCOL, thread })?;
         Ok(channel)
     }
 

@@ -1,6 +1,6 @@
 //! The boot of a worker in three phases: [`ConnectedWorker`], [`LoadedWorker`] and [`WarmWorker`].
 //! Each phase consumes the result of the previous phase. If a phase fails, the worker reports the
-//! reason to the supervisor.
+//! reason to the supervisor. A member of a [shared worker](crate::shared) has the same phases.
 
 mod channel;
 mod partitions;
@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
@@ -24,11 +25,12 @@ use crate::answer::AnswerSlots;
 use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
 use crate::device::ComputeDevice;
-use crate::device::cuda::pinned;
-use crate::engine::{EngineResources, ModelEngine, ModelHost, Signature, load_library};
+use crate::device::cuda::pinned::PinnedSlabs;
+use crate::engine::{EngineResources, Library, ModelEngine, ModelHost, Signature, load_library};
 use crate::parent::ParentProcess;
 use crate::proof::{self, InputSettings, ProofError, Prover};
 use crate::serve::WarmWorker;
+use crate::shared::SharedResources;
 use crate::{log_line, sandbox};
 pub use channel::BootChannel;
 pub use channel::WorkerError;
@@ -38,30 +40,28 @@ use shadowslice_shared::errors::chain;
 /// given, the process first changes to that user. `host` runs the models that no engine of this
 /// library can run.
 pub fn run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> u8 {
-    match try_run(user, host) {
-        // If the supervisor has exited, no process reads the log.
-        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
-        // The worker has already sent the reason to the supervisor.
-        Err(WorkerError::Refused(_)) => 1,
-        Err(fault) => {
-            log_line(&format!("error: {}", chain(&fault)));
-            1
-        }
+    let run = || {
+        sandbox::begin(user)?;
+        ConnectedWorker::new(host)?.run()
+    };
+    match run() {
+        Ok(()) => 0,
+        Err(error) => exit_code(&error),
     }
 }
 
-fn try_run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> Result<(), WorkerError> {
-    if let Err(error) = sandbox::harden_process() {
-        log_line(&format!(
-            "cannot harden this process, so other processes of the same user can read its memory: {error}"
-        ));
-    }
-    if let Some(user) = user {
-        sandbox::become_user(user).map_err(WorkerError::User)?;
-    }
-    match ConnectedWorker::new(host)?.load()?.warm()? {
-        Some(warm) => Ok(warm.serve()?),
-        None => Ok(()),
+/// Returns the exit code of a worker that ended with this error. Logs the error, unless the supervisor
+/// knows it already.
+pub(crate) fn exit_code(error: &WorkerError) -> u8 {
+    match error {
+        // If the supervisor has exited, no process reads the log.
+        WorkerError::SupervisorGone => 0,
+        // The worker has already sent the reason to the supervisor.
+        WorkerError::Refused(_) => 1,
+        fault => {
+            log_line(&format!("error: {}", chain(fault)));
+            1
+        }
     }
 }
 
@@ -70,8 +70,16 @@ fn try_run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> Result<(), Wo
 pub struct ConnectedWorker {
     channel: BootChannel,
     descriptors: Descriptors,
-    host: Option<Box<dyn ModelHost>>,
-    parent: Option<ParentProcess>,
+    surroundings: Surroundings,
+}
+
+/// The process around a worker.
+#[derive(Debug)]
+enum Surroundings {
+    /// A process for this worker alone, which the worker prepares when it knows its model.
+    Own { host: Option<Box<dyn ModelHost>>, parent: Option<ParentProcess> },
+    /// A process for several models, which is prepared already.
+    Shared(Arc<SharedResources>),
 }
 
 impl ConnectedWorker {
@@ -82,27 +90,47 @@ impl ConnectedWorker {
         // The worker looks up its parent before the first order arrives. The arrival of that order
         // then proves that the supervisor was alive at the lookup.
         let parent = ParentProcess::find().unwrap_or_else(log_unwatched);
-        Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
+        let surroundings = Surroundings::Own { host, parent };
+        Ok(Self { channel: BootChannel::open(boot)?, descriptors, surroundings })
+    }
+
+    /// Connects a member of a shared worker, on the thread that will run the model.
+    pub(crate) fn join(
+        boot: OwnedFd,
+        descriptors: Descriptors,
+        resources: Arc<SharedResources>,
+    ) -> Result<Self, WorkerError> {
+        let surroundings = Surroundings::Shared(resources);
+        Ok(Self { channel: BootChannel::open(boot)?, descriptors, surroundings })
+    }
+
+    /// Boots the worker and serves until the supervisor closes the socket.
+    pub(crate) fn run(self) -> Result<(), WorkerError> {
+        match self.load()?.warm()? {
+            Some(warm) => Ok(warm.serve()?),
+            None => Ok(()),
+        }
     }
 
     /// Loads the model that the supervisor assigns. On an emulated device, this takes at least the
-    /// profile's time for the process start plus the profile's time for the load.
+    /// profile's time for the load. In a process of its own, it also takes the profile's time for the
+    /// process start.
     pub fn load(self) -> Result<LoadedWorker, WorkerError> {
-        let Self { channel, descriptors, host, parent } = self;
+        let Self { channel, descriptors, surroundings } = self;
         let BootCommand::Load(assignment) = channel.receive_order()? else {
             return Err(channel.refuse_unexpected_order());
         };
         let begun_ns = now_ns();
-        let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
-        if assignment.purpose.is_reference() {
-            // If the kernel does not support a restriction, that restriction fails in all workers
-            // of the model. Only the reference worker therefore logs the failures.
-            breaches.iter().for_each(|breach| log_line(&chain(breach)));
-        }
-        parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
+        let is_member = matches!(surroundings, Surroundings::Shared(_));
+        let loaded = surroundings
+            .prepare(&assignment)
+            .and_then(|prepared| Parts::load(descriptors, prepared, &assignment, begun_ns));
         let LoadedParts { parts, times: took, weights } =
-            Parts::load(descriptors, host, &assignment).map_err(|refusal| channel.refuse(refusal))?;
-        let times = parts.device.start_times(assignment.profile.as_ref());
+            loaded.map_err(|refusal| channel.refuse(refusal))?;
+        let mut times = parts.device.start_times(assignment.profile.as_ref());
+        if is_member {
+            times.process = Duration::ZERO;
+        }
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = with_waits(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
@@ -118,6 +146,43 @@ impl ConnectedWorker {
         let Assignment { purpose, partition, .. } = *assignment;
         Ok(LoadedWorker { channel, purpose, partition, warm: times.warm, parts })
     }
+}
+
+/// A process that is ready to load a model, except for its device.
+struct PreparedProcess {
+    host: Option<Box<dyn ModelHost>>,
+    library: Option<Library>,
+    is_shared: bool,
+}
+
+impl Surroundings {
+    /// Enters the sandbox and loads the engine's library, unless the process has done so already.
+    fn prepare(self, assignment: &Assignment) -> Result<PreparedProcess, BootRefusal> {
+        match self {
+            Self::Own { host, parent } => {
+                let folders = sandbox::writable_folders(&assignment.engine, assignment.on_gpu());
+                let breaches = sandbox::enter(&folders);
+                if assignment.purpose.is_reference() {
+                    // If the kernel does not support a restriction, that restriction fails in all
+                    // workers of the model. Only the reference worker therefore logs the failures.
+                    breaches.iter().for_each(|breach| log_line(&chain(breach)));
+                }
+                watch_parent(parent);
+                let library = load_library(&assignment.engine, assignment.on_gpu())?;
+                Ok(PreparedProcess { host, library, is_shared: false })
+            }
+            Self::Shared(resources) => {
+                // This only creates the folders. The sandbox already permits them.
+                sandbox::writable_folders(&assignment.engine, assignment.on_gpu());
+                let library = resources.library.clone()?;
+                Ok(PreparedProcess { host: None, library, is_shared: true })
+            }
+        }
+    }
+}
+
+pub(crate) fn watch_parent(parent: Option<ParentProcess>) {
+    parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
 }
 
 /// A worker whose model is loaded.
@@ -154,7 +219,7 @@ impl LoadedWorker {
     }
 }
 
-fn log_unwatched<T: Default>(error: io::Error) -> T {
+pub(crate) fn log_unwatched<T: Default>(error: io::Error) -> T {
     log_line(&format!(
         "cannot watch the supervisor, so this worker would outlive the supervisor if the model hangs: {error}"
     ));
@@ -179,6 +244,7 @@ struct Parts {
     engine: ModelEngine,
     signature: Signature,
     device: ComputeDevice,
+    pinned: Option<PinnedSlabs>,
     requests: ReadableSlab,
     slots: AnswerSlots,
     /// The response slab, from which the proof reads answers.
@@ -193,6 +259,7 @@ struct Parts {
 
 /// The memory that worker and supervisor share.
 struct Slabs {
+    pinned: Option<PinnedSlabs>,
     requests: ReadableSlab,
     slots: AnswerSlots,
     answers: ReadableSlab,
@@ -216,10 +283,8 @@ impl Slabs {
         })?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         let answers = ReadableSlab::map(responses.as_fd(), response_bytes).map_err(setup)?;
-        if let Some(gpu) = device.gpu() {
-            pinned::pin(gpu, &requests, &writer);
-        }
-        Ok(Self { requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
+        let pinned = device.gpu().map(|gpu| PinnedSlabs::pin(gpu, &requests, &writer));
+        Ok(Self { pinned, requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
     }
 }
 
@@ -232,24 +297,26 @@ struct LoadedParts {
 }
 
 impl Parts {
+    /// Opens the device, and loads the model. The process was prepared in the time since `begun_ns`.
     fn load(
         descriptors: Descriptors,
-        host: Option<Box<dyn ModelHost>>,
+        prepared: PreparedProcess,
         assignment: &Assignment,
+        begun_ns: u64,
     ) -> Result<LoadedParts, BootRefusal> {
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
-        let begun_ns = now_ns();
-        let on_gpu = assignment.on_gpu();
-        let library = load_library(&assignment.engine, on_gpu)?;
+        let PreparedProcess { host, library, is_shared } = prepared;
         let loaded_ns = now_ns();
         let device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
-        if let Err(breach) = sandbox::deny_connections()
+        if !is_shared
+            && let Err(breach) = sandbox::deny_connections()
             && assignment.purpose.is_reference()
         {
             log_line(&chain(&breach));
         }
-        let Slabs { requests, slots, answers } = Slabs::map(&requests, &responses, assignment, &device)?;
+        let Slabs { pinned, requests, slots, answers } =
+            Slabs::map(&requests, &responses, assignment, &device)?;
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
         let means = EngineResources {
@@ -280,6 +347,7 @@ impl Parts {
             engine,
             signature,
             device,
+            pinned,
             requests,
             slots,
             answers,
@@ -364,7 +432,7 @@ impl Parts {
     }
 
     fn into_warm(self, batched: bool) -> WarmWorker {
-        let Self { engine, signature, device, requests, slots, socket, .. } = self;
-        WarmWorker { engine, signature, batched, device, requests, slots, socket }
+        let Self { engine, signature, device, pinned, requests, slots, socket, .. } = self;
+        WarmWorker { engine, signature, batched, device, pinned, requests, slots, socket }
     }
 }

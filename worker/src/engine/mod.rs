@@ -12,6 +12,7 @@ mod shapes;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +27,10 @@ use crate::inputs::Inputs;
 use echo::EmulatedEngine;
 pub use host::{HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, TensorData};
 pub use hosted::Hosted;
+pub use onnxruntime::Library;
+use onnxruntime::OnnxSession;
 use onnxruntime::RetainedModel;
-pub use onnxruntime::{Constants, GpuEngine, try_libraries};
-use onnxruntime::{Library, OnnxSession};
+pub use onnxruntime::{Constants, GpuEngine, GpuSettings, try_libraries};
 use shadowslice_shared::errors::chain;
 
 /// An engine that runs a model. The methods with a body are for engines that need no more, such as
@@ -171,6 +173,14 @@ pub fn load_library(spec: &EngineSpec, gpu: bool) -> Result<Option<Library>, Boo
     Library::load(library, gpu).map(Some)
 }
 
+/// Loads ONNX Runtime's library for the models of a shared worker.
+pub(crate) fn load_shared_library(library: &Path, gpu: bool) -> Result<Library, BootRefusal> {
+    if gpu {
+        onnxruntime::prepare_shared();
+    }
+    Library::load(library, gpu)
+}
+
 /// The inputs and outputs of a model, with their complete shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
@@ -238,8 +248,8 @@ impl ModelEngine {
                 let library = library.ok_or_else(unloaded)?;
                 if let Some(gpu) = gpu {
                     let retained = RetainedModel { folder: optimised.as_deref(), weights };
-                    let (engine, signature) =
-                        GpuEngine::load(library, path, retained, *threads, providers, gpu, partitioned)?;
+                    let settings = GpuSettings { threads: *threads, providers, partitioned };
+                    let (engine, signature) = GpuEngine::load(library, path, retained, settings, gpu)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
                 let (engine, signature) = OnnxSession::load(library, path, *threads)?;

@@ -18,6 +18,7 @@ use shadowslice_shared::slab::ReadableSlab;
 use crate::answer::AnswerSlots;
 use crate::device::ComputeDevice;
 use crate::device::cuda::CudaError;
+use crate::device::cuda::pinned::PinnedSlabs;
 use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
 use on_gpu::GpuServeLoop;
@@ -35,6 +36,8 @@ pub struct WarmWorker {
     /// True if the first axis of every tensor is the batch axis.
     pub(crate) batched: bool,
     pub(crate) device: ComputeDevice,
+    // This must be dropped after the engine and before the slabs.
+    pub(crate) pinned: Option<PinnedSlabs>,
     pub(crate) requests: ReadableSlab,
     pub(crate) slots: AnswerSlots,
     pub(crate) socket: OwnedFd,
@@ -56,10 +59,18 @@ impl WarmWorker {
     pub fn serve(self) -> Result<(), ServeError> {
         match self.engine {
             ModelEngine::OnGpu(engine) => {
-                let Self { signature, batched, requests, slots, socket, .. } = self;
+                let Self { signature, batched, pinned, requests, slots, socket, .. } = self;
                 let in_flight = VecDeque::with_capacity(IN_FLIGHT);
-                GpuServeLoop { engine: *engine, signature, batched, requests, slots, in_flight }
-                    .serve(&socket)
+                GpuServeLoop {
+                    engine: *engine,
+                    signature,
+                    batched,
+                    _pinned: pinned,
+                    requests,
+                    slots,
+                    in_flight,
+                }
+                .serve(&socket)
             }
             _ => self.one_by_one(),
         }

@@ -16,6 +16,7 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeError, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
+use crate::device::cuda::pinned::PinnedSlabs;
 use crate::engine::{Engine, GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
@@ -24,6 +25,8 @@ pub(super) struct GpuServeLoop {
     pub(super) engine: GpuEngine,
     pub(super) signature: Signature,
     pub(super) batched: bool,
+    // This must be dropped after the engine and before the slabs.
+    pub(super) _pinned: Option<PinnedSlabs>,
     pub(super) requests: ReadableSlab,
     pub(super) slots: AnswerSlots,
     /// The batches on the GPU, in the order in which they will end.

@@ -107,7 +107,7 @@ impl Worker {
         // detects when the worker closes that end.
         drop(command);
         let hello = frame::receive(&boot).unwrap();
-        let BootReply::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
+        let BootReply::Hello { protocol: PROTOCOL, .. } = hello else { panic!("{hello:?}") };
         let assignment = Assignment {
             model: "test".into(),
             purpose: setup.purpose,

@@ -60,6 +60,9 @@ pub(super) const HANDOVERS: Words<HandoverMode, 4> = [
     ("never", HandoverMode::Never),
 ];
 
+/// The words of `isolation`. True means a shared worker.
+pub(super) const ISOLATIONS: Words<bool, 2> = [("process", false), ("shared", true)];
+
 pub(super) const STANDBYS: Words<bool, 2> = [("off", false), ("always", true)];
 
 pub(super) const ON_LATE: Words<OnLate, 2> = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];

@@ -38,6 +38,9 @@ pub struct ModelConfig {
     pub priority: u32,
     /// The mechanism that changes the model's share.
     pub handover: HandoverMode,
+    /// The name of the process that the model's workers share with other models. If `None`, each worker
+    /// has a process of its own.
+    pub shared_worker: Option<String>,
     /// True if the supervisor keeps a second worker warm at the current share. This worker takes
     /// over if the first worker exits unexpectedly.
     pub standby: bool,

@@ -10,7 +10,7 @@ use super::groups::GroupLedger;
 use super::memory::MemoryLedger;
 use crate::backend::Gpus;
 use crate::nvml::Readings;
-use crate::process::{StartQueue, Users, WorkerSettings};
+use crate::process::{SharedProcesses, StartQueue, Users, WorkerSettings};
 
 /// The parts of the supervisor that all controllers use.
 #[derive(Debug, Clone)]
@@ -36,6 +36,8 @@ pub struct Context {
     pub groups: Vec<Arc<GroupLedger>>,
     /// True if a policy changes shares. In that case, a share that an operator sets is held.
     pub policy_acts: bool,
+    /// The processes in which several models have their workers.
+    pub shared: Arc<SharedProcesses>,
     /// The queue in which all models wait to start their workers.
     pub starts: Arc<StartQueue>,
 }

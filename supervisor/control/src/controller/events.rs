@@ -58,6 +58,8 @@ pub struct Controller {
     /// The state machine that decides.
     pub(super) workers: Workers,
     pub(super) processes: BTreeMap<WorkerId, Worker>,
+    /// The deaths of a shared worker that this model may have caused.
+    pub(super) shared_deaths: Vec<Timestamp>,
     /// The model's groups of SMs. `None` if shares are not partitions inside the worker.
     pub(super) tenancy: Option<Tenancy>,
     /// The limit of batches. `None` unless batches of the default size are too large.
@@ -127,6 +129,7 @@ impl ControllerTask {
             user: None,
             workers,
             processes: BTreeMap::new(),
+            shared_deaths: Vec::new(),
             tenancy,
             batch_limit: None,
             fault,

@@ -124,6 +124,7 @@ impl Controller {
             partition,
         };
         let user = self.user()?;
+        let shared = self.shared_place(&launch, &assignment, user.as_ref().map(|(user, _)| *user));
         // Before the model has served, its workers may load any content of its files.
         let files = self.pipeline.metadata().map(|_| FilesToLoad {
             files: Arc::clone(&self.files),
@@ -141,6 +142,7 @@ impl Controller {
             cpus: &self.model.cpus,
             files,
             user,
+            shared,
             low_priority: low_priority && self.context.lower_shadows,
             permit: Some(permit),
             events: self.worker_events_tx.clone(),
@@ -152,7 +154,8 @@ impl Controller {
             loaded::warm_up(&model, limit.as_ref(), found).map(|plan| WarmUp { useful, ..plan })
         };
         let process = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
-        tracing::info!(model = self.model.name, pid = process.pid, %share, ?purpose, "worker started");
+        let (pid, shared) = (process.pid, process.is_member);
+        tracing::info!(model = self.model.name, pid, %share, ?purpose, shared, "worker started");
         self.processes.insert(worker, process);
         Ok(())
     }
@@ -166,11 +169,13 @@ impl Controller {
     }
 
     /// Returns the id of the user for the model's workers, and the folder that this user owns. The folder
-    /// contains optimised models and engines.
+    /// contains optimised models and engines. All models of a shared worker have the same user.
     fn user(&mut self) -> Result<Option<(u32, PathBuf)>, LaunchError> {
         let Some(users) = &self.context.users else { return Ok(None) };
         if self.user.is_none() {
-            self.user = Some(users.of(&self.model.name).map_err(LaunchError::User)?);
+            let name = self.model.shared_worker.as_deref();
+            let name = name.map_or_else(|| self.model.name.clone(), |name| format!("worker {name}"));
+            self.user = Some(users.of(&name).map_err(LaunchError::User)?);
         }
         let Some(user) = &self.user else { return Ok(None) };
         let folder = self.context.engines.join(&self.model.name);

@@ -52,11 +52,15 @@ pub(super) struct MemoryOwner {
 
 /// A worker that serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ServingWorker {
-    pub(super) pid: i32,
-    /// The weights that the worker loaded onto the GPU. The driver counts them as memory of this
-    /// worker, but the next worker shares them.
-    pub(super) brought: u64,
+pub(super) enum ServingWorker {
+    Process {
+        pid: i32,
+        /// The weights that the worker loaded onto the GPU. The driver counts them as memory of this
+        /// worker, but the next worker shares them.
+        brought: u64,
+    },
+    /// A worker in a shared process, with the memory that another worker there would need.
+    Member { bytes: u64 },
 }
 
 impl MemoryLedger {
@@ -116,7 +120,10 @@ impl MemoryAccount {
     /// Records the measured memory of all workers that serve.
     pub(super) fn measure(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
         for owner in self.ledger.book.lock().owners.values_mut() {
-            let bytes = |serving: ServingWorker| Some(bytes_of(serving.pid)?.saturating_sub(serving.brought));
+            let bytes = |serving| match serving {
+                ServingWorker::Process { pid, brought } => Some(bytes_of(pid)?.saturating_sub(brought)),
+                ServingWorker::Member { bytes } => Some(bytes),
+            };
             owner.measured = owner.serving.and_then(bytes).or(owner.measured);
         }
     }

@@ -38,7 +38,7 @@ fn after_a_standby_the_largest_shadow_still_fits() {
     let kept = NoRoom::Kept { needed: 2 * GIB, kept: 3 * GIB, free: 4 * GIB };
     assert_eq!(a.may_stand(real(4, 20), false, at(0)), Err(kept));
     assert_eq!(a.may_stand(real(3, 20), true, at(0)), Ok(()), "it has its memory already");
-    b.serves(Some(ServingWorker { pid: 7, brought: GIB }));
+    b.serves(Some(ServingWorker::Process { pid: 7, brought: GIB }));
     a.measure(|pid| (pid == 7).then_some(7 * GIB));
     let measured = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
     assert_eq!(a.may_stand(real(7, 20), false, at(0)), Err(measured));
@@ -78,7 +78,7 @@ fn what_is_not_known_is_not_risked_on_a_real_gpu() {
 fn room_is_kept_for_a_model_until_its_last_controller_ends() {
     let ledger = ledger(None);
     let [a, b, ..] = accounts(&ledger);
-    b.serves(Some(ServingWorker { pid: 7, brought: 0 }));
+    b.serves(Some(ServingWorker::Process { pid: 7, brought: 0 }));
     b.measure(|pid| (pid == 7).then_some(4 * GIB));
     let successor = MemoryAccount::open(&ledger, owner("b", Some(3), true));
     drop(b);

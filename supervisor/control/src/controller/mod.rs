@@ -25,6 +25,7 @@ mod publish;
 mod reported;
 mod reports;
 mod room;
+mod shared;
 mod standbys;
 mod thread;
 mod worker_events;

@@ -19,9 +19,12 @@ impl Controller {
             Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
             Action::Route(worker) => {
                 self.with_process(worker, Worker::serve);
-                let serving = self.processes.get(&worker).map(|process| ServingWorker {
-                    pid: process.pid,
-                    brought: process.memory.unwrap_or_default().brought,
+                let serving = self.processes.get(&worker).map(|process| {
+                    let memory = process.memory.unwrap_or_default();
+                    match process.is_member {
+                        true => ServingWorker::Member { bytes: memory.scratch },
+                        false => ServingWorker::Process { pid: process.pid, brought: memory.brought },
+                    }
                 });
                 self.account.serves(serving);
                 self.pipeline.route(worker);

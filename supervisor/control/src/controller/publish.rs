@@ -193,6 +193,7 @@ impl Controller {
         WorkerReport {
             role: role.into(),
             pid: process.pid,
+            shared: self.model.shared_worker.clone().filter(|_| process.is_member),
             share_percent: self.workers.share_of(process.id).unwrap_or(process.share).get(),
             sms: process.sms.0,
             phase: phase.into(),

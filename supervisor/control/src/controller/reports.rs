@@ -13,6 +13,7 @@ use super::changes::Changes;
 use super::loaded::BatchLimit;
 use super::reported::{ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole};
 use crate::backend::GpuBackend;
+use crate::nvml::Usage;
 use crate::process::BootMs;
 
 /// The state of a model, with its reason.
@@ -155,6 +156,9 @@ impl ModelReport {
 pub struct WorkerReport {
     pub role: ReportedRole,
     pub pid: i32,
+    /// The name of the shared worker. `None` if the process runs only this worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<String>,
     pub share_percent: u32,
     pub sms: u32,
     pub phase: ReportedPhase,
@@ -166,6 +170,18 @@ pub struct WorkerReport {
     pub answer_error: Option<f64>,
     /// The memory of the worker on its device. `None` until the worker is warm.
     pub memory: Option<WorkerMemory>,
+}
+
+impl WorkerReport {
+    /// Returns the GPU memory in bytes that the worker itself takes: the memory of its process or, in a
+    /// shared worker, its weights and its intermediate results. `None` if it is unknown.
+    pub fn gpu_bytes(&self, usage: &Usage) -> Option<u64> {
+        let of_model = |memory: WorkerMemory| (memory.brought_mib + memory.scratch_mib) << 20;
+        match self.shared {
+            Some(_) => self.memory.map(of_model),
+            None => usage.bytes_of(self.pid),
+        }
+    }
 }
 
 /// A worker's memory by kind, in MiB, without contexts, kernels and CUDA graphs.

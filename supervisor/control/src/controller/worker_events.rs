@@ -9,7 +9,7 @@ use super::events::Controller;
 use super::loaded::{self, BatchLimit};
 use super::reported::ReportedRole;
 use crate::backend::shown;
-use crate::process::{KeptWeights, WorkerSaid};
+use crate::process::{KeptWeights, WorkerEnd, WorkerSaid};
 
 impl Controller {
     pub(super) fn handle_worker_event(&mut self, worker: WorkerId, event: WorkerSaid) {
@@ -19,7 +19,7 @@ impl Controller {
         process.note(&event);
         let purpose = process.purpose;
         match event {
-            WorkerSaid::Connected => self.handle(LifecycleEvent::Connected(worker)),
+            WorkerSaid::Connected { .. } => self.handle(LifecycleEvent::Connected(worker)),
             WorkerSaid::Loaded(found) => {
                 if self.pipeline.metadata().is_some()
                     && let Err(why) = self.describe(&found)
@@ -41,7 +41,7 @@ impl Controller {
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model, why, "the connection to a starting worker broke; its exit follows");
             }
-            WorkerSaid::Exited(status) => {
+            WorkerSaid::Exited(WorkerEnd { status, shared }) => {
                 let mut status = shown(&status);
                 tracing::info!(model, pid, status, "worker exited");
                 let warming = self.processes.remove(&worker).and_then(|process| process.warming);
@@ -49,6 +49,9 @@ impl Controller {
                     status = self.ended_warming(rows, status);
                 }
                 let idle = self.pipeline.is_idle(worker);
+                if let Some(cause) = shared {
+                    self.record_shared_end(worker, cause, idle);
+                }
                 self.handle(LifecycleEvent::Exited { worker, status, idle });
             }
         }

@@ -129,7 +129,7 @@ fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
 fn observed_memory(report: &ModelReport, gpu: Option<&Reading>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent)?;
     let memory = worker.memory?;
-    let own = gpu?.usage.as_ref()?.bytes_of(worker.pid)?;
+    let own = worker.gpu_bytes(gpu?.usage.as_ref()?)?;
     let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
     Some((shadow, shadow.saturating_add(memory.weights_mib.saturating_mul(MIB))))
 }

@@ -30,8 +30,10 @@ pub(super) struct Boot {
     pub(super) worker: WorkerId,
     pub(super) pid: i32,
     pub(super) grant: Arc<Grant>,
-    /// The permit to start, which the boot gives back at the worker's hello.
+    /// The permit to start, which the boot gives back at the worker's hello. A member of a shared
+    /// process keeps it until it is warm, because only loads take time there.
     pub(super) permit: Option<StartPermit>,
+    pub(super) is_member: bool,
     /// A guard that counts the worker as executing until it is warm.
     pub(super) occupied: Option<OccupancyGuard>,
     /// The content to load, or `None` to load the files that are at the model's path.
@@ -88,6 +90,7 @@ pub(super) async fn run(
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
     boot.occupied = None;
+    boot.permit = None;
     boot.grant.end_reservation();
     boot.tell(said).await;
 }
@@ -107,18 +110,20 @@ impl Boot {
         load_rx: oneshot::Receiver<()>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>,
     ) -> Result<WarmUpReport, Ended> {
-        match self.next("before its first message").await? {
-            BootReply::Hello { protocol: PROTOCOL } => {}
-            BootReply::Hello { protocol } => {
+        let thread = match self.next("before its first message").await? {
+            BootReply::Hello { protocol: PROTOCOL, thread } => thread,
+            BootReply::Hello { protocol, .. } => {
                 let why = format!(
                     "the worker speaks protocol {protocol}, not {PROTOCOL}; install both programs from one build"
                 );
                 return Err(Ended::Refused(BootRefusal::Setup(why)));
             }
             other => return Err(out_of_turn(&other)),
+        };
+        if !self.is_member {
+            self.permit = None;
         }
-        self.permit = None;
-        self.tell(WorkerSaid::Connected).await;
+        self.tell(WorkerSaid::Connected { thread }).await;
         let wait = "before it got its order to load";
         let ordered = tokio::select! {
             biased;

@@ -2,20 +2,24 @@
 
 mod boot;
 mod environment;
+mod exit;
 mod loaded_files;
 mod orphans;
 mod pid_files;
 mod priority;
 mod python;
 mod reference;
+mod shared;
 mod spawn;
 mod start_queue;
 mod stderr_forward;
 mod users;
 mod weights;
 mod worker;
+mod worker_host;
 
 pub use boot::{FilesToLoad, plan_warm_up};
+pub use exit::{EndCause, WorkerEnd};
 pub use loaded_files::{FileStamps, LoadedFiles};
 pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
@@ -24,6 +28,7 @@ pub use priority::may_raise_priority;
 pub(crate) use python::python_variables;
 pub use reference::{ReferenceFile, ReferenceFileError};
 
+pub use shared::{SharedKey, SharedPlace, SharedProcesses};
 #[cfg(test)]
 pub(crate) use spawn::forks;
 pub use spawn::{Child, InheritedFile, held, spawn};

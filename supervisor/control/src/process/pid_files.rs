@@ -21,8 +21,20 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct PidFile(PathBuf);
 
 impl PidFile {
+    /// Writes the file of a worker. If this fails, logs the reason.
+    pub(super) fn register(folder: &Path, pid: i32) -> Option<Self> {
+        let unregistered = |error: &_| {
+            tracing::warn!(
+                pid,
+                %error,
+                "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
+            );
+        };
+        Self::write(folder, pid).inspect_err(unregistered).ok()
+    }
+
     /// Writes the file of a worker. Its name is the process ID, and its content is the start time.
-    pub(super) fn write(folder: &Path, pid: i32) -> Result<Self, Box<dyn std::error::Error>> {
+    fn write(folder: &Path, pid: i32) -> Result<Self, Box<dyn std::error::Error>> {
         let path = folder.join(pid.to_string());
         fs::create_dir_all(folder)?;
         fs::write(&path, start_time(pid)?.to_string())?;

@@ -3,7 +3,7 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
-use rustix::process::{Pid, setpriority_pgrp};
+use rustix::process::{Pid, setpriority_pgrp, setpriority_process};
 
 pub(super) const LOWEST: i32 = 19;
 
@@ -20,7 +20,17 @@ pub fn may_raise_priority() -> bool {
 
 /// Sets the CPU priority of a worker's process group, which contains all of its threads.
 pub(super) fn set(pid: i32, priority: i32) {
-    if let Err(error) = setpriority_pgrp(Pid::from_raw(pid), priority) {
+    log_failure(pid, priority, setpriority_pgrp(Pid::from_raw(pid), priority));
+}
+
+/// Sets the CPU priority of one thread.
+pub(super) fn set_thread(thread: i32, priority: i32) {
+    // On Linux, the priority belongs to a thread, whose id is in the place of a process id.
+    log_failure(thread, priority, setpriority_process(Pid::from_raw(thread), priority));
+}
+
+fn log_failure(pid: i32, priority: i32, result: rustix::io::Result<()>) {
+    if let Err(error) = result {
         tracing::warn!(
             pid,
             priority,

@@ -2,10 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::process::ExitStatus;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::libc;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -18,23 +17,26 @@ use shadowslice_shared::boot::{
     descriptors,
 };
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::members::{JoinRequest, LIFELINE};
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms, ms};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot, FilesToLoad};
 use super::environment::environment;
+use super::exit::{EndWatch, Kill, Process, WorkerEnd};
 use super::pid_files::PidFile;
 use super::priority;
 use super::python::add_python;
 use super::reference::ReferenceFile;
+use super::shared::{SharedPlace, SharedProcess};
 use super::spawn::{Child, InheritedFile, spawn};
 use super::start_queue::StartPermit;
 use super::stderr_forward;
 use super::weights::KeptWeights;
-use crate::backend::Grant;
+use crate::backend::{Grant, GrantError};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
@@ -56,6 +58,19 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot start a shared worker on the GPU")]
+    Grant(#[source] GrantError),
+    #[error("cannot pass the model to a shared worker; raise the limit on open files")]
+    Join(#[source] io::Error),
+}
+
+impl SpawnError {
+    pub(super) fn of_program(program: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NoProgram(program.to_owned()),
+            _ => Self::Process { program: program.to_owned(), source },
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -66,8 +81,10 @@ pub struct WorkerEvent {
 
 #[derive(Debug)]
 pub enum WorkerSaid {
-    /// The worker runs and uses this protocol version.
-    Connected,
+    /// The worker runs and uses this protocol version. Its main thread has this id.
+    Connected {
+        thread: i32,
+    },
     Loaded(LoadedModel),
     /// The worker warms up batches of `rows` rows.
     Warming {
@@ -79,7 +96,7 @@ pub enum WorkerSaid {
     /// The boot channel broke before the worker was warm.
     Lost(String),
     /// The worker has exited, and its resources are free.
-    Exited(io::Result<ExitStatus>),
+    Exited(WorkerEnd),
 }
 
 /// The settings that all workers share.
@@ -121,6 +138,8 @@ pub struct LaunchSpec<'l> {
     pub files: Option<FilesToLoad>,
     /// The user of the worker and a folder of that user, or `None` for the supervisor's user.
     pub user: Option<(u32, PathBuf)>,
+    /// The shared process that the worker joins. `None` for a process of its own.
+    pub shared: Option<SharedPlace<'l>>,
     pub low_priority: bool,
     /// The permit to start, if workers wait in a queue.
     pub permit: Option<StartPermit>,
@@ -131,6 +150,11 @@ pub struct LaunchSpec<'l> {
 pub struct Worker {
     pub id: WorkerId,
     pub pid: i32,
+    /// True if the process also runs other models.
+    pub is_member: bool,
+    /// The thread of a member that loads the model and serves, after its hello.
+    thread: Option<i32>,
+    cpus: Vec<usize>,
     pub purpose: WorkerPurpose,
     pub share: Percent,
     pub sms: Sms,
@@ -151,7 +175,7 @@ pub struct Worker {
     slab: Option<AnswerSlab>,
     /// The sender for the order to load, until the order is sent.
     load_tx: Option<oneshot::Sender<()>>,
-    kill_tx: mpsc::Sender<()>,
+    kill_tx: mpsc::Sender<Kill>,
     lowered: bool,
     spawned: Instant,
     /// The number of times that the main thread had been scheduled at the last check, if the
@@ -190,29 +214,32 @@ impl Worker {
         let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
         let (weights, their_weights) = offered_weights(&launch).unzip();
-        let (said, saying) = stderr_forward::pipe().map_err(SpawnError::Pipe)?;
         let passed = [
             (descriptors::BOOT, their_boot.as_fd()),
             (descriptors::BATCHES, theirs.as_fd()),
             (descriptors::REQUESTS, launch.requests),
             (descriptors::RESPONSES, slab.as_fd()),
             (descriptors::REFERENCE, launch.reference.as_fd()),
-            (libc::STDERR_FILENO, saying.as_fd()),
         ];
         let weights_file = their_weights.as_ref().map(|file| (descriptors::WEIGHTS, file.as_fd()));
         let passed = passed.into_iter().chain(weights_file);
         let files = passed.map(|(number, file)| InheritedFile { number, file });
+        let files: Vec<_> = files.chain(launch.grant.inherited()).collect();
         let spawned = Instant::now();
-        let child = start(&launch, &files.chain(launch.grant.inherited()).collect::<Vec<_>>())?;
-        drop((theirs, their_boot, saying));
-        let pid = child.pid();
-        tokio::spawn(stderr_forward::forward(said, launch.assignment.model.clone(), pid));
-        apply_limits(&launch, pid);
+        let host = match &launch.shared {
+            None => WorkerHost::Process(start(&launch, &files)?),
+            Some(place) => join(&launch, place, &files)?,
+        };
+        drop((theirs, their_boot));
+        let (pid, is_member) = (host.pid(), launch.shared.is_some());
         let (kill_tx, kill_rx) = mpsc::channel(1);
         let (load_tx, load_rx) = oneshot::channel();
         let worker = Self {
             id: launch.id,
             pid,
+            is_member,
+            thread: None,
+            cpus: launch.cpus.to_owned(),
             purpose: launch.assignment.purpose,
             share: launch.share,
             sms: launch.grant.sms(),
@@ -231,14 +258,24 @@ impl Worker {
             warming: None,
             memory: None,
         };
-        launch.attend(child, boot_socket, load_rx, kill_rx, plan);
+        launch.attend(host, boot_socket, load_rx, kill_rx, plan);
         Ok(worker)
     }
 
     pub fn note(&mut self, said: &WorkerSaid) {
         let boot = &mut self.boot_ms;
         match said {
-            WorkerSaid::Connected => boot.spawn = ms(self.spawned.elapsed()),
+            WorkerSaid::Connected { thread } => {
+                boot.spawn = ms(self.spawned.elapsed());
+                // A worker could report a thread of another process.
+                let thread = Some(*thread).filter(|thread| {
+                    Path::new(&format!("/proc/{}/task/{thread}", self.pid)).try_exists().unwrap_or(false)
+                });
+                self.thread = thread.filter(|_| self.is_member);
+                if let Some(thread) = self.thread {
+                    pin_to_cores(thread, &self.cpus);
+                }
+            }
             WorkerSaid::Loaded(loaded @ LoadedModel { took, .. }) => {
                 self.loaded = Some(loaded.clone());
                 boot.libraries = ms(took.libraries);
@@ -275,8 +312,13 @@ impl Worker {
 
     /// Raises the CPU priority to that of serving workers.
     pub fn serve(&mut self) {
-        if std::mem::take(&mut self.lowered) {
-            priority::set(self.pid, priority::NORMAL);
+        if !std::mem::take(&mut self.lowered) {
+            return;
+        }
+        match (self.thread, self.is_member) {
+            (_, false) => priority::set(self.pid, priority::NORMAL),
+            (Some(thread), true) => priority::set_thread(thread, priority::NORMAL),
+            (None, true) => {}
         }
     }
 
@@ -294,10 +336,16 @@ impl Worker {
         now.is_some() && now == then
     }
 
-    /// Kills the worker. On a GPU this is the last resort, because it interrupts a running kernel.
+    /// Kills the worker. On a GPU this is the last resort, because it interrupts a running kernel. If
+    /// the worker runs in a shared process, this ends all workers of the process. A worker that has
+    /// never served only loses its sockets at first.
     pub fn kill(&self) {
+        let kill = if self.slab.is_some() { Kill::Starting } else { Kill::Serving };
+        if self.is_member {
+            self.socket.close();
+        }
         // A full channel means that a kill is already in progress.
-        self.kill_tx.try_send(()).ok();
+        self.kill_tx.try_send(kill).ok();
     }
 }
 
@@ -328,85 +376,17 @@ fn offered_weights(launch: &LaunchSpec<'_>) -> Option<(OwnedFd, OwnedFd)> {
     launch.weights.offer().inspect_err(unoffered).ok()
 }
 
-fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, SpawnError> {
-    let engine = &launch.assignment.engine;
-    if let EngineSpec::OnnxRuntime { optimised: Some(folder), .. }
-    | EngineSpec::Python { cache: Some(folder), .. } = engine
-        && let Some(parent) = folder.parent()
-    {
-        // The worker creates its own folder in this one. If this fails, the worker caches nothing.
-        std::fs::create_dir_all(parent).ok();
-    }
-    let mut environment = environment(&launch.grant, &launch.settings.variables);
-    let user = launch.user.as_ref().map(|(user, home)| {
-        // Programs read only the first variable of a name.
-        environment.retain(|(name, _)| name != "HOME");
-        environment.push(("HOME".into(), home.into()));
-        user.to_string()
-    });
-    let (program, before): (_, &[&str]) = match engine {
-        EngineSpec::Python { interpreter, threads, .. } => {
-            add_python(&mut environment, &launch.settings.programs.python, *threads)?;
-            (interpreter.as_path(), &["-m", "shadowslice.worker"])
-        }
-        EngineSpec::OnnxRuntime { .. } | EngineSpec::Emulated { .. } => {
-            (&launch.settings.programs.worker, &[])
-        }
-    };
-    let arguments: Vec<&str> = before.iter().copied().chain(["--boot"]).chain(user.as_deref()).collect();
-    spawn(program, &arguments, &environment, files).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => SpawnError::NoProgram(program.to_owned()),
-        _ => SpawnError::Process { program: program.to_owned(), source },
-    })
-}
-
-/// Limits the worker's memory and sets its priority and cores. The worker's later threads inherit
-/// these settings.
-fn apply_limits(launch: &LaunchSpec<'_>, pid: i32) {
-    if let (Some(memory), Some(process)) = (launch.settings.memory, rustix::process::Pid::from_raw(pid)) {
-        let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
-        if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
-            tracing::warn!(model = launch.assignment.model, pid, memory, %error, "cannot limit a worker's memory, so the worker runs without a limit; raise the hard limit on data (LimitDATA), or remove `workers.memory`");
-        }
-    }
-    if launch.low_priority {
-        priority::set(pid, priority::LOWEST);
-    }
-    if launch.cpus.is_empty() {
-        return;
-    }
-    let mut set = CpuSet::new();
-    let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
-    if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
-        tracing::warn!(
-            model = launch.assignment.model, pid, cpus = ?launch.cpus, %error,
-            "cannot pin a worker to its CPU cores; the worker can run on any core; correct the model's `cpus`"
-        );
-    }
-}
-
-/// The time within which a boot must notice that its worker has exited.
-const BOOT_END_TIMEOUT: Duration = Duration::from_secs(1);
-
 impl LaunchSpec<'_> {
-    /// Starts the tasks that guide the worker's boot and wait for its exit.
+    /// Starts the tasks that guide the worker's boot and wait for its end.
     fn attend(
         self,
-        child: Child,
+        host: WorkerHost,
         socket: UnixStream,
         load_rx: oneshot::Receiver<()>,
-        kill_rx: mpsc::Receiver<()>,
+        kill_rx: mpsc::Receiver<Kill>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) {
-        let pid = child.pid();
-        let unregistered = |error: &_| {
-            tracing::warn!(
-                pid,
-                %error,
-                "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
-            );
-        };
-        let entry = PidFile::write(&self.settings.register, pid).inspect_err(unregistered).ok();
+        let pid = host.pid();
         let (model, events) = (self.assignment.model.clone(), self.events.clone());
         let boot = Boot {
             socket,
@@ -414,68 +394,22 @@ impl LaunchSpec<'_> {
             pid,
             grant: Arc::clone(&self.grant),
             permit: self.permit,
+            is_member: matches!(host, WorkerHost::Shared { .. }),
             occupied: self.grant.occupy(),
             files: self.files,
             events: self.events,
         };
         let boot = tokio::spawn(boot::run(boot, Box::new(self.assignment), load_rx, plan));
-        let process = Process { model, child, pid, grant: self.grant, _entry: entry };
-        tokio::spawn(watch(process, kill_rx, boot, (self.id, events)));
-    }
-}
-
-struct Process {
-    model: String,
-    child: Child,
-    pid: i32,
-    grant: Arc<Grant>,
-    _entry: Option<PidFile>,
-}
-
-impl Process {
-    /// Waits for the exit. Kills the process on request, or when it has lost its GPU context.
-    async fn wait_exit(&mut self, kill_rx: &mut mpsc::Receiver<()>) -> io::Result<ExitStatus> {
-        tokio::select! {
-            status = self.child.wait() => return status,
-            Some(()) = kill_rx.recv() => {}
-            () = self.grant.lost() => {
-                let (model, pid) = (&self.model, self.pid);
-                tracing::warn!(model, pid, "killing and replacing a worker that lost its GPU context");
-                return self.kill().await;
+        let watch = EndWatch { worker: self.id, pid, boot, kill_rx, events };
+        match host {
+            WorkerHost::Process(child) => {
+                let entry = PidFile::register(&self.settings.register, pid);
+                let process = Process { name: model, child, pid, grant: self.grant, _entry: entry };
+                tokio::spawn(watch.of_process(process));
+            }
+            WorkerHost::Shared { process, lifeline } => {
+                tokio::spawn(watch.of_member(process, lifeline, self.grant));
             }
         }
-        // Interrupting a kernel could break all other workers on the GPU.
-        if let Some(terminated) = self.grant.terminate(self.pid) {
-            tokio::select! {
-                status = self.child.wait() => return status,
-                () = terminated => {}
-            }
-        }
-        self.kill().await
     }
-
-    async fn kill(&mut self) -> io::Result<ExitStatus> {
-        self.child.kill()?;
-        self.child.wait().await
-    }
-}
-
-async fn watch(
-    mut process: Process,
-    mut kill_rx: mpsc::Receiver<()>,
-    mut boot: JoinHandle<()>,
-    (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
-) {
-    let status = process.wait_exit(&mut kill_rx).await;
-    process.grant.give_back(process.pid);
-    // The exit is reported after the last event of the boot, which the exit ends.
-    if tokio::time::timeout(BOOT_END_TIMEOUT, &mut boot).await.is_err() {
-        tracing::warn!(
-            pid = process.pid,
-            "aborting the start task of an exited worker, because the task hangs, which is a bug in shadowslice; please report it with the log"
-        );
-        boot.abort();
-    }
-    // The controller ends only with the supervisor.
-    events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
 }

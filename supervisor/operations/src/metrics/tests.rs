@@ -287,6 +287,7 @@ fn twenty_models_fill_less_than_205_kb() {
 
 fn worker(role: ReportedRole, memory_mib: Option<u64>) -> WorkerStatus {
     let report = WorkerReport {
+        shared: None,
         role,
         pid: 7,
         share_percent: 29,

@@ -234,6 +234,7 @@ impl Bench<'_> {
             cpus: &self.model.cpus,
             files: None,
             user: None,
+            shared: None,
             low_priority: false,
             permit: None,
             events,
@@ -343,7 +344,7 @@ async fn converse(
         worker.note(&said);
         match said {
             WorkerSaid::Warming { .. } => {}
-            WorkerSaid::Connected => worker.warm(),
+            WorkerSaid::Connected { .. } => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
             WorkerSaid::Warmed(warmed) => {
                 let early = || BenchError::Ended("the worker was warm before it was loaded".to_owned());
@@ -360,7 +361,7 @@ async fn converse(
                 });
             }
             WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
-            WorkerSaid::Exited(status) => return Err(BenchError::Ended(shown(&status))),
+            WorkerSaid::Exited(end) => return Err(BenchError::Ended(shown(&end.status))),
         }
     }
     Err(BenchError::Ended("no cause is known".to_owned()))

@@ -39,16 +39,17 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     #[serde(flatten)]
     pub report: WorkerReport,
-    /// The GPU memory of the process, in MiB. `None` on an emulated GPU, and if NVML does not
+    /// The GPU memory of the process or, in a shared worker, of the model, in MiB. `None` on an emulated GPU, and if NVML does not
     /// provide it.
     pub memory_mib: Option<u64>,
 }
 
 pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Reading>) -> Vec<WorkerStatus> {
     let usage = gpu.and_then(|gpu| gpu.usage.as_ref());
-    let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
-    let status =
-        |worker: &WorkerReport| WorkerStatus { report: worker.clone(), memory_mib: memory(worker.pid) };
+    let status = |worker: &WorkerReport| WorkerStatus {
+        report: worker.clone(),
+        memory_mib: usage.and_then(|usage| worker.gpu_bytes(usage)).map(|bytes| bytes / MIB),
+    };
     workers.iter().map(status).collect()
 }
 
@@ -59,7 +60,7 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Reading>) -> Vec
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Reading>) -> Option<String> {
     let usage = gpu?.usage.as_ref()?;
     let of = |role| workers.iter().find(|worker| worker.role == role);
-    let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
+    let bytes = |role| of(role).and_then(|worker| worker.gpu_bytes(usage));
     // The new worker shares the weights that the incumbent has loaded onto the GPU.
     let brought = of(ReportedRole::Incumbent)
         .and_then(|worker| worker.memory)
@@ -150,6 +151,7 @@ mod tests {
         WorkerReport {
             role: ReportedRole::Incumbent,
             pid,
+            shared: None,
             share_percent: 30,
             sms: 38,
             phase: ReportedPhase::Serving,

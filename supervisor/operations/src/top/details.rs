@@ -105,6 +105,9 @@ fn worker(worker: &WorkerStatus) -> String {
         "worker {} ({}): {}, {}% ({} SMs)",
         report.pid, report.role, report.phase, report.share_percent, report.sms
     );
+    if let Some(name) = &report.shared {
+        text.push_str(&format!(", shared worker {name}"));
+    }
     let all = memory_mib.map(|all| format!("memory {}", figures::mib(all)));
     let kinds = report.memory.map(|memory| {
         format!("weights {}, scratch {}", figures::mib(memory.weights_mib), figures::mib(memory.scratch_mib))

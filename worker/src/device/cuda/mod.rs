@@ -7,6 +7,8 @@
 //! for new batches at the same time.
 #![allow(unsafe_code)] // This module calls CUDA's driver.
 
+pub mod arena;
+mod blocks;
 pub mod buffer;
 mod facts;
 pub mod graph;

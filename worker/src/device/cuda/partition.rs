@@ -4,12 +4,14 @@
 //! (`shadowslice-worker --probe partitions`) before it relies on the order being the same in all
 //! processes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
+use parking_lot::Mutex;
 use shadowslice_shared::groups::{Division, GROUP_SMS, Groups, MAX_GROUPS};
 use shadowslice_shared::units::Sms;
 
@@ -28,7 +30,6 @@ pub struct SmGroups {
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
-    primary: Arc<CudaContext>,
 }
 
 // SAFETY: this type holds descriptions of SMs, which no code changes, and a shared handle of the
@@ -69,9 +70,20 @@ impl SmGroups {
         &self.division
     }
 
-    /// Creates a context on these groups. Keep the context for later use, because driver 580 does
-    /// not free all memory of a destroyed context.
-    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
+    /// Returns the process's context on these groups, and creates it at the first call. The process
+    /// keeps each context, because driver 580 does not free the 4 MiB of a destroyed context.
+    pub fn context(&self, groups: Groups) -> Result<Arc<GreenContext>, CudaError> {
+        static CONTEXTS: Mutex<BTreeMap<Groups, Arc<GreenContext>>> = Mutex::new(BTreeMap::new());
+        let mut contexts = CONTEXTS.lock();
+        if let Some(context) = contexts.get(&groups) {
+            return Ok(Arc::clone(context));
+        }
+        let context = Arc::new(self.create_context(groups)?);
+        contexts.insert(groups, Arc::clone(&context));
+        Ok(context)
+    }
+
+    fn create_context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
         let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
         let among = self.resources.iter().enumerate().filter(|(group, _)| groups.contains(*group));
@@ -89,10 +101,9 @@ impl SmGroups {
                 .result()
                 .map_err(&failed)?;
         }
-        let primary = Arc::clone(&self.context);
         // SAFETY: `cuGreenCtxCreate` succeeded above, so `green` is valid.
         let known = unsafe { sys::cuCtxFromGreenCtx(&mut context, green) }.result();
-        let green = GreenContext { green, context, primary };
+        let green = GreenContext { green, context };
         known.map(|()| green).map_err(failed)
     }
 }
@@ -138,9 +149,9 @@ pub struct PartitionStream {
 unsafe impl Send for PartitionStream {}
 
 impl SmGroups {
-    /// Creates a stream in a new context on these groups.
+    /// Creates a stream in the context on these groups.
     pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
-        let (context, mut stream) = (Arc::new(self.context(groups)?), null_mut());
+        let (context, mut stream) = (self.context(groups)?, null_mut());
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context exists, and the driver fills in the handle.
         let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, context.green, non_blocking, 0) };
@@ -169,16 +180,5 @@ impl Drop for PartitionStream {
         // SAFETY: this value owns the stream, and its context still exists. If the call fails, the
         // stream is freed when the process exits.
         unsafe { result::stream::destroy(self.stream) }.ok();
-    }
-}
-
-impl Drop for GreenContext {
-    fn drop(&mut self) {
-        if self.primary.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the context. Each user of the context held a reference to
-            // this value until its work ended. If the call fails, the context is freed when the
-            // process exits.
-            unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
-        }
     }
 }

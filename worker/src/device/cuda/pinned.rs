@@ -1,26 +1,47 @@
 //! Host memory that the GPU reads and writes directly.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
 use super::CudaGpu;
 
-/// Registers the slabs with the driver, so that copies do not go through the driver's own buffers.
-/// The slabs stay mapped while the process uses the GPU. If the driver refuses the registration,
-/// the worker still works, but copies are slower.
-pub fn pin(gpu: &CudaGpu, requests: &ReadableSlab, responses: &AnswerWriter) {
-    let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-    if gpu.context.attribute(supported).unwrap_or(0) != 0 {
-        register(requests.whole(), sys::CU_MEMHOSTREGISTER_READ_ONLY);
-    }
-    register(responses.whole(), 0);
+/// The registration of a model's slabs with the driver. Drop this before the slabs are unmapped.
+#[derive(Debug)]
+pub struct PinnedSlabs {
+    starts: Vec<NonNull<u8>>,
+    gpu: Arc<CudaGpu>,
 }
 
-fn register((start, bytes): (NonNull<u8>, u64), flags: u32) {
+impl PinnedSlabs {
+    /// Registers the slabs with the driver, so that copies do not go through the driver's own
+    /// buffers. If the driver refuses the registration, the worker still works, but copies are slower.
+    pub fn pin(gpu: &Arc<CudaGpu>, requests: &ReadableSlab, responses: &AnswerWriter) -> Self {
+        let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+        let is_supported = gpu.context.attribute(supported).unwrap_or(0) != 0;
+        let requests = is_supported.then(|| register(requests.whole(), sys::CU_MEMHOSTREGISTER_READ_ONLY));
+        let starts = [requests.flatten(), register(responses.whole(), 0)].into_iter().flatten().collect();
+        Self { starts, gpu: Arc::clone(gpu) }
+    }
+}
+
+impl Drop for PinnedSlabs {
+    fn drop(&mut self) {
+        // If these calls fail, the context is unusable, and the driver has dropped the registration.
+        self.gpu.bind().and_then(|()| self.gpu.synchronize()).ok();
+        for start in &self.starts {
+            // SAFETY: the memory is still mapped, and the GPU has finished all copies.
+            unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Registers memory. Returns its start if the driver accepts it.
+fn register((start, bytes): (NonNull<u8>, u64), flags: u32) -> Option<NonNull<u8>> {
     let bytes = usize::try_from(bytes).expect("the slab is mapped");
     // SAFETY: the memory is mapped and stays mapped. The registration neither reads nor writes it.
     let registered = unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast(), bytes, flags) };
-    registered.result().ok();
+    registered.result().is_ok().then_some(start)
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::{CudaError, CudaGpu, cuda_error};
 
@@ -38,13 +38,8 @@ impl SharedRegion {
         bytes: usize,
         fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let location = location(gpu);
-        let mapped = round_up(gpu, bytes, &location)?;
-        let properties = properties(location);
-        let mut memory = 0;
-        // SAFETY: the call allocates memory and writes its handle.
-        let made = unsafe { sys::cuMemCreate(&raw mut memory, mapped, &raw const properties, 0) };
-        made.result().map_err(cuda_error("allocate memory for weights"))?;
+        let mapped = round_up(gpu, bytes)?;
+        let memory = allocate_pages(gpu, mapped).map_err(cuda_error("allocate memory for weights"))?;
         let mut number = -1_i32;
         // SAFETY: the call writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
@@ -54,29 +49,27 @@ impl SharedRegion {
         };
         let file =
             exported.inspect_err(|_| release(memory)).map_err(cuda_error("export a descriptor of memory"))?;
-        let write = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let region = Self::map(gpu, Mapping { file, memory, mapped }, write)?;
+        let region = Self::map(gpu, Mapping { file, memory, mapped }, Access::ReadWrite)?;
         fill(&mut Writer { region: &region, bytes })?;
         // A copy from pageable memory can return while the driver still writes the last bytes to the
         // GPU. A write to read-only memory is a fault, which ends all clients of the MPS server.
         gpu.synchronize()?;
-        region.allow(sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ, location)?;
+        allow(region.address(), mapped, Access::Read, location(gpu))?;
         Ok(region)
     }
 
     pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaError> {
-        let mapped = round_up(gpu, bytes, &location(gpu))?;
+        let mapped = round_up(gpu, bytes)?;
         let mut memory = 0;
         let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the descriptor is open, and the driver checks that it refers to GPU memory.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
         imported.result().map_err(cuda_error("import memory"))?;
-        let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
-        Self::map(gpu, Mapping { file, memory, mapped }, read)
+        Self::map(gpu, Mapping { file, memory, mapped }, Access::Read)
     }
 
     /// Maps the memory. Releases the memory if the mapping fails.
-    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaError> {
+    fn map(gpu: &CudaGpu, mapping: Mapping, access: Access) -> Result<Self, CudaError> {
         let Mapping { file, memory, mapped } = mapping;
         let mut address = 0;
         // SAFETY: the call reserves unused addresses.
@@ -95,15 +88,8 @@ impl SharedRegion {
         }
         let start = NonNull::new(address as *mut u8).expect("the driver does not reserve address zero");
         let region = Self { start, mapped, memory, file, context: Arc::clone(&gpu.context) };
-        region.allow(access, location(gpu))?;
+        allow(region.address(), mapped, access, location(gpu))?;
         Ok(region)
-    }
-
-    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaError> {
-        let access = sys::CUmemAccessDesc { location, flags };
-        // SAFETY: the addresses are mapped in this size.
-        let set = unsafe { sys::cuMemSetAccess(self.address(), self.mapped, &raw const access, 1) };
-        set.result().map_err(cuda_error("set the access to memory"))
     }
 
     fn address(&self) -> sys::CUdeviceptr {
@@ -169,9 +155,45 @@ impl Writer<'_> {
     }
 }
 
-fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
+/// The accesses to memory that the GPU permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    ReadWrite,
+}
+
+/// Sets the access to mapped addresses.
+pub(super) fn allow(
+    address: sys::CUdeviceptr,
+    mapped: usize,
+    access: Access,
+    location: sys::CUmemLocation,
+) -> Result<(), CudaError> {
+    let flags = match access {
+        Access::Read => sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ,
+        Access::ReadWrite => sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    let access = sys::CUmemAccessDesc { location, flags };
+    // SAFETY: the caller has mapped the addresses in this size.
+    let set = unsafe { sys::cuMemSetAccess(address, mapped, &raw const access, 1) };
+    set.result().map_err(cuda_error("set the access to memory"))
+}
+
+pub(super) fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
     let id = gpu.context.cu_device();
     sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id }
+}
+
+/// Allocates memory without addresses. Its size must consist of whole pages.
+pub(super) fn allocate_pages(
+    gpu: &CudaGpu,
+    bytes: usize,
+) -> Result<sys::CUmemGenericAllocationHandle, DriverError> {
+    let properties = properties(location(gpu));
+    let mut memory = 0;
+    // SAFETY: the call allocates memory and writes its handle.
+    unsafe { sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) }.result()?;
+    Ok(memory)
 }
 
 fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
@@ -186,9 +208,9 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 }
 
 /// Rounds up to whole pages, because the driver maps only whole pages.
-fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaError> {
+pub(super) fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
     gpu.bind()?;
-    let properties = properties(*location);
+    let properties = properties(location(gpu));
     let mut page = 0;
     let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: the call writes a number.
@@ -197,7 +219,7 @@ fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Resul
     Ok(bytes.max(1).next_multiple_of(page.max(1)))
 }
 
-fn release(memory: sys::CUmemGenericAllocationHandle) {
+pub(super) fn release(memory: sys::CUmemGenericAllocationHandle) {
     // SAFETY: the handle belongs to the caller, who no longer uses it.
     unsafe { sys::cuMemRelease(memory) };
 }

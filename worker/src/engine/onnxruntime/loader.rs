@@ -154,7 +154,7 @@ impl Loader {
         scratch: Scratch,
     ) -> Result<SessionBuilder, BootRefusal> {
         let built = || -> ort::Result<SessionBuilder> {
-            let providers = providers::on_gpu(&self.providers, &self.gpu, self.channels_last)?;
+            let providers = providers::on_gpu(&self.providers, &self.gpu, self.channels_last, scratch)?;
             let mut builder =
                 options(&self.environment, self.threads)?.with_execution_providers(providers)?;
             for (name, length) in lengths {
@@ -163,7 +163,7 @@ impl Loader {
             if scratch == Scratch::Shared {
                 // A memory pattern would allocate one large block, in addition to the blocks of the
                 // first execution.
-                builder = builder.with_env_allocators()?.with_memory_pattern(false)?;
+                builder = builder.with_memory_pattern(false)?;
             }
             if fallback == Fallback::Forbidden {
                 // The session may fail here although the model is correct. ONNX Runtime must not

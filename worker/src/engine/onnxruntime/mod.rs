@@ -42,8 +42,8 @@ use crate::inputs::{Inputs, OptionalInput};
 pub use constants::Constants;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
-pub use on_gpu::GpuEngine;
 pub(super) use on_gpu::RetainedModel;
+pub use on_gpu::{GpuEngine, GpuSettings};
 use shadowslice_shared::errors::chain;
 
 /// Sets the environment variables that libraries read when they are loaded. Call this before any
@@ -54,8 +54,13 @@ pub(super) fn prepare(model: &Path, cache: &Path) {
     }
 }
 
+/// Sets the variables for a process with several models, in which each model has handles of cuBLAS.
+pub(super) fn prepare_shared() {
+    providers::give_small_workspaces();
+}
+
 /// The loaded library of ONNX Runtime.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Library {
     environment: Environment,
 }

@@ -28,6 +28,7 @@ use super::weights::Weights;
 use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::arena::ThreadArena;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
@@ -43,6 +44,17 @@ pub struct RetainedModel<'k> {
     pub folder: Option<&'k Path>,
     /// The socket over which worker and supervisor exchange the weights on the GPU.
     pub weights: Option<OwnedFd>,
+}
+
+/// The settings of a model on a real GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuSettings<'s> {
+    /// The number of threads within operators that run on the host's CPU.
+    pub threads: u32,
+    /// The execution providers, in order of preference.
+    pub providers: &'s [ProviderSpec],
+    /// True if the model's share is a partition inside the process.
+    pub partitioned: bool,
 }
 
 /// The maximum number of forms whose tensors stay bound. After warm-up, a model has tensors for
@@ -66,6 +78,7 @@ pub struct GpuEngine {
     options: RunOptions,
     memory: MemoryInfo<'static>,
     sessions: Sessions,
+    arena: ThreadArena,
     gpu: Arc<CudaGpu>,
 }
 
@@ -76,17 +89,14 @@ impl fmt::Debug for GpuEngine {
 }
 
 impl GpuEngine {
-    /// Loads a model. `threads` is the number of threads within operators that run on the host's
-    /// CPU. `partitioned` is true if the model's share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
         retained: RetainedModel<'_>,
-        threads: u32,
-        providers: &[ProviderSpec],
+        settings: GpuSettings<'_>,
         gpu: Arc<CudaGpu>,
-        partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
+        let GpuSettings { threads, providers, partitioned } = settings;
         let mut loader = Loader {
             environment: library.environment.clone(),
             model: model.to_owned(),
@@ -107,7 +117,7 @@ impl GpuEngine {
             None => {}
         }
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
-        scratch::share(&library.environment).map_err(setup)?;
+        let arena = ThreadArena::create(&gpu).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let (sessions, signature) = Sessions::load(loader)?;
         let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
             .map_err(setup)?;
@@ -127,6 +137,7 @@ impl GpuEngine {
             options,
             memory,
             sessions,
+            arena,
             gpu,
         };
         Ok((engine, signature))
@@ -302,11 +313,12 @@ impl Engine for GpuEngine {
 
     fn describe(&self, report: &mut WarmUpReport) {
         let (weights, brought) = self.sessions.weights();
-        let arenas = self.sessions.arenas().filter_map(|model| {
+        let own = self.sessions.with_own_scratch().filter_map(|model| {
             let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
             scratch::bytes(&allocator)
         });
-        report.memory = DeviceMemory { weights, brought, scratch: arenas.sum() };
+        let scratch = own.sum::<u64>() + self.arena.bytes();
+        report.memory = DeviceMemory { weights, brought, scratch };
         report.unshared = self.sessions.unshared().map(str::to_owned);
         report.kernels = self.kernels;
     }

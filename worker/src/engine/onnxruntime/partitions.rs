@@ -3,8 +3,8 @@
 //! Before the worker serves, it creates the contexts of all partitions that a layout can contain.
 //! If the worker created a context later, the driver would wait for the batches on the GPU, which
 //! takes 5 to 33 ms on an H100 (measured). Only a share that an operator sets may need another
-//! partition. The context of such a partition is created at the first use. Contexts are never
-//! destroyed, because NVIDIA's driver 580 does not free their memory (4 MiB for each context).
+//! partition. The context of such a partition is created at the first use. All models of the process
+//! use the same contexts.
 //!
 //! Instantiating a recording takes about a millisecond, and a model has a dozen recordings or more.
 //! A separate thread therefore instantiates them one by one. A batch can use the partition
@@ -63,7 +63,6 @@ enum InstantiatorHandle {
 #[derive(Debug)]
 pub(super) struct RecordedPartitions {
     groups: SmGroups,
-    contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
     /// The executables of partitions that are no longer in use. The key is the number of their
     /// recording set.
@@ -83,7 +82,6 @@ impl RecordedPartitions {
         let instantiator = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
             groups,
-            contexts: BTreeMap::new(),
             ready: BTreeMap::new(),
             stale: BTreeMap::new(),
             results: VecDeque::new(),
@@ -154,16 +152,11 @@ impl RecordedPartitions {
         }
     }
 
-    fn context(&mut self, groups: Groups) -> Result<Arc<GreenContext>, String> {
-        if let Some(context) = self.contexts.get(&groups) {
-            return Ok(Arc::clone(context));
-        }
+    fn context(&self, groups: Groups) -> Result<Arc<GreenContext>, String> {
         if !groups.is_run() {
             return Err("the groups of the partition are not adjacent".to_owned());
         }
-        let context = Arc::new(self.groups.context(groups).map_err(|fault| chain(&fault))?);
-        self.contexts.insert(groups, Arc::clone(&context));
-        Ok(context)
+        self.groups.context(groups).map_err(|fault| chain(&fault))
     }
 
     pub(super) fn next_prepared(&mut self) -> Option<PartitionReply> {

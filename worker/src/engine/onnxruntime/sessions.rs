@@ -1,7 +1,5 @@
 //! The sessions of a model on a GPU, and the choice of a session for each batch.
 
-use std::collections::BTreeMap;
-
 use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
@@ -16,8 +14,8 @@ use crate::engine::shapes::InputShapes;
 pub(super) struct Sessions {
     /// All sessions of the model, at least one.
     all: Vec<OnnxSession>,
-    /// The index of one session for each arena.
-    arenas: BTreeMap<Scratch, usize>,
+    /// The indices of the sessions with an arena of their own.
+    own_scratch: Vec<usize>,
     loader: Loader,
     phase: Phase,
     host_fallback_reason: Option<String>,
@@ -62,9 +60,9 @@ impl Sessions {
                 (session, signature, Sharing::Fixed, Scratch::Own)
             }
         };
-        let (all, arenas) = (vec![session], BTreeMap::from([(scratch, 0)]));
-        let sessions =
-            Self { all, arenas, loader, phase: Phase::Warming(sharing), host_fallback_reason: None };
+        let own_scratch = (scratch == Scratch::Own).then_some(0).into_iter().collect();
+        let (all, phase) = (vec![session], Phase::Warming(sharing));
+        let sessions = Self { all, own_scratch, loader, phase, host_fallback_reason: None };
         Ok((sessions, signature))
     }
 
@@ -108,10 +106,9 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// Returns one session for each arena. Sessions with the same arena report the same memory, so
-    /// one is enough.
-    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
-        self.arenas.values().map(|&index| &self.all[index])
+    /// Returns the sessions that do not use the model's arena.
+    pub(super) fn with_own_scratch(&self) -> impl Iterator<Item = &OnnxSession> {
+        self.own_scratch.iter().map(|&index| &self.all[index])
     }
 
     pub(super) fn is_warming(&self) -> bool {
@@ -200,7 +197,9 @@ impl Sessions {
     ) -> Result<usize, RunFailure> {
         let loaded = self.loader.session(fallback, lengths, scratch);
         let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
-        self.arenas.entry(scratch).or_insert(self.all.len());
+        if scratch == Scratch::Own {
+            self.own_scratch.push(self.all.len());
+        }
         self.all.push(session);
         Ok(self.all.len() - 1)
     }
