@@ -139,6 +139,8 @@ pub struct Assignment {
     pub profile: Option<Profile>,
     /// The size of the request slab in bytes.
     pub request_bytes: u64,
+    /// The size in bytes of the part at the start of the request slab that the GPU reads directly.
+    pub pinned_request_bytes: u64,
     /// The size of each slot of the response slab in bytes.
     pub response_slot_bytes: u64,
     /// The worker's first partition, or `None` if the worker's share is not a partition inside the

@@ -283,7 +283,9 @@ impl Slabs {
         })?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         let answers = ReadableSlab::map(responses.as_fd(), response_bytes).map_err(setup)?;
-        let pinned = device.gpu().map(|gpu| PinnedSlabs::pin(gpu, &requests, &writer));
+        let pinned = device
+            .gpu()
+            .map(|gpu| PinnedSlabs::pin(gpu, &requests, assignment.pinned_request_bytes, &writer));
         Ok(Self { pinned, requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
     }
 }
@@ -324,6 +326,7 @@ impl Parts {
             weights,
             host,
             partitioned: assignment.partition.is_some(),
+            is_shared,
             model: &assignment.model,
         };
         let (engine, mut signature) = ModelEngine::load(&assignment.engine, library.as_ref(), means)?;

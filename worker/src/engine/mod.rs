@@ -222,6 +222,8 @@ pub struct EngineResources<'a> {
     pub weights: Option<OwnedFd>,
     pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
+    /// True if other models run in the same process.
+    pub is_shared: bool,
     pub model: &'a str,
 }
 
@@ -229,7 +231,7 @@ impl ModelEngine {
     pub fn load(
         spec: &EngineSpec,
         library: Option<&Library>,
-        EngineResources { gpu, weights, host, partitioned, model }: EngineResources<'_>,
+        EngineResources { gpu, weights, host, partitioned, is_shared, model }: EngineResources<'_>,
     ) -> Result<(Self, Signature), BootRefusal> {
         match spec {
             EngineSpec::Emulated { tensors, batched } => {
@@ -248,7 +250,7 @@ impl ModelEngine {
                 let library = library.ok_or_else(unloaded)?;
                 if let Some(gpu) = gpu {
                     let retained = RetainedModel { folder: optimised.as_deref(), weights };
-                    let settings = GpuSettings { threads: *threads, providers, partitioned };
+                    let settings = GpuSettings { threads: *threads, providers, partitioned, is_shared };
                     let (engine, signature) = GpuEngine::load(library, path, retained, settings, gpu)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }

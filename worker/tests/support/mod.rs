@@ -57,13 +57,51 @@ impl Setup {
 /// A started worker, and the supervisor's ends of the sockets and the memory that it shares with
 /// the worker.
 pub struct Worker {
-    pub child: Child,
+    /// The process, or `None` for a member of a shared worker.
+    pub child: Option<Child>,
     pub boot: UnixStream,
     pub socket: OwnedFd,
     pub requests: WritableSlab,
     pub responses: AnswerSlab,
     pub pool: Pool,
     assignment: Assignment,
+}
+
+/// Both ends of a worker's sockets, and its memory.
+pub struct WorkerSockets {
+    boot: (UnixStream, UnixStream),
+    batches: (OwnedFd, OwnedFd),
+    requests: WritableSlab,
+    responses: AnswerSlab,
+    pool: Pool,
+}
+
+impl WorkerSockets {
+    pub fn new() -> Self {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let batches = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        nix::fcntl::fcntl(&batches.0, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
+        Self {
+            boot: UnixStream::pair().unwrap(),
+            batches,
+            requests: WritableSlab::create("requests", REQUEST_BYTES).unwrap(),
+            responses: AnswerSlab::create("responses", SLOT_BYTES * IN_FLIGHT as u64).unwrap(),
+            pool: Pool::create().unwrap(),
+        }
+    }
+
+    /// Returns copies of the descriptors that the worker gets, with their numbers.
+    pub fn files(&self, reference: &File) -> Vec<(OwnedFd, i32)> {
+        let copy = |file: &dyn AsFd| file.as_fd().try_clone_to_owned().unwrap();
+        vec![
+            (copy(&self.batches.1), descriptors::BATCHES),
+            (copy(&self.boot.1), descriptors::BOOT),
+            (copy(&self.requests), descriptors::REQUESTS),
+            (copy(&self.responses), descriptors::RESPONSES),
+            (copy(reference), descriptors::REFERENCE),
+            (copy(&self.pool), descriptors::POOL),
+        ]
+    }
 }
 
 /// Creates an empty file for reference answers.
@@ -74,15 +112,7 @@ pub fn reference_file() -> File {
 impl Worker {
     /// Starts a worker, and receives its hello.
     pub fn start(setup: Setup, reference: &File) -> Self {
-        let (boot, their_boot) = UnixStream::pair().unwrap();
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let (socket, theirs) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags | SockFlag::SOCK_NONBLOCK)
-                .unwrap();
-        nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
-        let requests = WritableSlab::create("requests", REQUEST_BYTES).unwrap();
-        let responses = AnswerSlab::create("responses", SLOT_BYTES * IN_FLIGHT as u64).unwrap();
-        let pool = Pool::create().unwrap();
+        let sockets = WorkerSockets::new();
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.arg("--boot").env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
         // As in the supervisor, this variable must be set before ONNX Runtime is loaded, because
@@ -91,21 +121,16 @@ impl Worker {
         if let Some(share) = setup.share {
             command.env(SHARE_VARIABLE, share);
         }
-        let copy = |file: &dyn AsFd| file.as_fd().try_clone_to_owned().unwrap();
-        let mappings = vec![
-            (theirs, descriptors::BATCHES),
-            (their_boot.into(), descriptors::BOOT),
-            (copy(&requests), descriptors::REQUESTS),
-            (copy(&responses), descriptors::RESPONSES),
-            (copy(reference), descriptors::REFERENCE),
-            (copy(&pool), descriptors::POOL),
-        ];
         let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
-        command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
+        command.fd_mappings(sockets.files(reference).into_iter().map(mapping).collect()).unwrap();
         let child = command.spawn().unwrap();
-        // The command still holds the worker's end of the socket. It is dropped, so that the test
-        // detects when the worker closes that end.
-        drop(command);
+        Self::connect(setup, sockets, Some(child))
+    }
+
+    /// Receives the hello of a worker that has the descriptors of these sockets.
+    pub fn connect(setup: Setup, sockets: WorkerSockets, child: Option<Child>) -> Self {
+        // The worker's ends are dropped, so that the test detects when the worker closes its own.
+        let WorkerSockets { boot: (boot, _), batches: (socket, _), requests, responses, pool } = sockets;
         let hello = frame::receive(&boot).unwrap();
         let BootReply::Hello { protocol: PROTOCOL, .. } = hello else { panic!("{hello:?}") };
         let assignment = Assignment {
@@ -119,6 +144,7 @@ impl Worker {
             },
             profile: setup.profile,
             request_bytes: REQUEST_BYTES,
+            pinned_request_bytes: REQUEST_BYTES,
             response_slot_bytes: SLOT_BYTES,
             partition: setup.partition,
         };
@@ -257,9 +283,9 @@ impl Worker {
 
     /// Closes the worker's socket, and waits for the worker to exit.
     pub fn stop(self) -> ExitStatus {
-        let Self { mut child, socket, .. } = self;
+        let Self { child, socket, .. } = self;
         drop(socket);
-        child.wait().unwrap()
+        child.unwrap().wait().unwrap()
     }
 
     /// Closes everything that the kernel closes when a supervisor dies, and waits until the worker
@@ -267,13 +293,13 @@ impl Worker {
     pub fn abandon(self) -> (ExitStatus, String) {
         let Self { child, boot, socket, .. } = self;
         drop((boot, socket));
-        ended(child)
+        ended(child.unwrap())
     }
 
     /// Waits until the worker exits on its own. Returns its exit status and its stderr.
     pub fn end(self) -> (ExitStatus, String) {
         let Self { child, socket: _socket, .. } = self;
-        ended(child)
+        ended(child.unwrap())
     }
 }
 

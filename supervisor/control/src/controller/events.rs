@@ -23,7 +23,7 @@ use super::{ControllerTask, MAX_QUEUED_EVENTS, MAX_QUEUED_ORDERS, Order, engine}
 use crate::backend::GpuBackend;
 use crate::process::{KeptWeights, LoadedFiles, ReferenceFile, StartPlace, User, Worker, WorkerEvent};
 use shadowslice_config::ModelConfig;
-use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
+use shadowslice_datapath::pipeline::{LaneEvent, Metadata, Pipeline};
 use shadowslice_shared::ids::WorkerId;
 
 /// The interval between checks for suspended processes.
@@ -58,6 +58,8 @@ pub struct Controller {
     /// The state machine that decides.
     pub(super) workers: Workers,
     pub(super) processes: BTreeMap<WorkerId, Worker>,
+    /// The description of the model that its first worker loaded.
+    pub(super) described: Option<Metadata>,
     /// The deaths of a shared worker that this model may have caused.
     pub(super) shared_deaths: Vec<Timestamp>,
     /// The model's groups of SMs. `None` if shares are not partitions inside the worker.
@@ -129,6 +131,7 @@ impl ControllerTask {
             user: None,
             workers,
             processes: BTreeMap::new(),
+            described: None,
             shared_deaths: Vec::new(),
             tenancy,
             batch_limit: None,

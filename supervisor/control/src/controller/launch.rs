@@ -12,6 +12,7 @@ use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
 use super::reports::WaitReason;
+use super::slab_sizes::SlabSizes;
 use super::standbys::Beneficiary;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
@@ -113,6 +114,7 @@ impl Controller {
         let granted = if whole { Percent::WHOLE } else { share };
         let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
+        let sizes = self.slab_sizes(partition.is_some());
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,
@@ -120,7 +122,8 @@ impl Controller {
             device: grant.device(),
             profile: self.model.profile.clone(),
             request_bytes: self.pipeline.request_bytes(),
-            response_slot_bytes: self.context.response_bytes,
+            pinned_request_bytes: sizes.pinned_requests,
+            response_slot_bytes: sizes.response_slot,
             partition,
         };
         let user = self.user()?;
@@ -158,6 +161,16 @@ impl Controller {
         tracing::info!(model = self.model.name, pid, %share, ?purpose, shared, "worker started");
         self.processes.insert(worker, process);
         Ok(())
+    }
+
+    fn slab_sizes(&self, may_be_shared: bool) -> SlabSizes {
+        let whole = SlabSizes {
+            response_slot: self.context.response_bytes,
+            pinned_requests: self.pipeline.request_bytes(),
+        };
+        let described =
+            self.described.as_ref().filter(|_| may_be_shared && self.model.shared_worker.is_some());
+        described.map_or(whole, |metadata| whole.fitting(metadata))
     }
 
     /// Returns the longest useful time of a batch. Returns `None` if a limit is known already, or if the

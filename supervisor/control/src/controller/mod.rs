@@ -26,6 +26,7 @@ mod reported;
 mod reports;
 mod room;
 mod shared;
+mod slab_sizes;
 mod standbys;
 mod thread;
 mod worker_events;

@@ -21,6 +21,7 @@ impl Controller {
         match event {
             WorkerSaid::Connected { .. } => self.handle(LifecycleEvent::Connected(worker)),
             WorkerSaid::Loaded(found) => {
+                self.described = loaded::describe(&self.model, self.largest_batch().as_ref(), &found).ok();
                 if self.pipeline.metadata().is_some()
                     && let Err(why) = self.describe(&found)
                 {

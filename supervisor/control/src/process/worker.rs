@@ -6,36 +6,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use nix::libc;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
-use rustix::process::{Resource, Rlimit, prlimit};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, EngineSpec, LoadedModel, WarmUp, WarmUpReport, WorkerPurpose,
-    descriptors,
+    Assignment, BootRefusal, DeviceMemory, LoadedModel, WarmUp, WarmUpReport, WorkerPurpose, descriptors,
 };
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::members::{JoinRequest, LIFELINE};
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms, ms};
 use tokio::net::UnixStream;
-use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 
 use super::boot::{self, Boot, FilesToLoad};
-use super::environment::environment;
 use super::exit::{EndWatch, Kill, Process, WorkerEnd};
 use super::pid_files::PidFile;
 use super::priority;
-use super::python::add_python;
 use super::reference::ReferenceFile;
-use super::shared::{SharedPlace, SharedProcess};
-use super::spawn::{Child, InheritedFile, spawn};
+use super::shared::SharedPlace;
+use super::spawn::InheritedFile;
 use super::start_queue::StartPermit;
-use super::stderr_forward;
 use super::weights::KeptWeights;
+use super::worker_host::{WorkerHost, join, pin_to_cores, start};
 use crate::backend::{Grant, GrantError};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;

@@ -219,6 +219,7 @@ impl Bench<'_> {
             device: grant.device(),
             profile: self.model.profile.clone(),
             request_bytes: self.requests.bytes(),
+            pinned_request_bytes: self.requests.bytes(),
             response_slot_bytes: self.response_bytes,
             partition,
         };

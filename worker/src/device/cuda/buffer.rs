@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result};
 
+use super::exclusion::Exclusion;
 use super::{CudaError, CudaGpu, cuda_error};
 
 /// A block of memory on the GPU.
@@ -18,6 +19,7 @@ pub struct DeviceBuffer {
 impl DeviceBuffer {
     /// Allocates `bytes` bytes, but at least one byte, and sets the memory to zero.
     pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
+        let _exclusion = Exclusion::of_setup();
         let failed = cuda_error("allocate memory");
         // SAFETY: a new allocation affects no other memory. `drop` frees the allocation.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
@@ -27,7 +29,7 @@ impl DeviceBuffer {
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
         // `memset_d8_sync` can return before the memory is set, and the streams of this process do
         // not wait for that.
-        gpu.synchronize()?;
+        gpu.synchronize_context()?;
         Ok(buffer)
     }
 
@@ -42,6 +44,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        let _exclusion = Exclusion::of_setup();
         // If the context is unusable, the driver has already freed its memory.
         if self.context.synchronize().is_ok() {
             // SAFETY: this value owns the memory, and all work that used the memory has ended. If

@@ -7,9 +7,8 @@
 //! for new batches at the same time.
 #![allow(unsafe_code)] // This module calls CUDA's driver.
 
-pub mod arena;
-mod blocks;
 pub mod buffer;
+pub mod exclusion;
 mod facts;
 pub mod graph;
 pub mod isolation;
@@ -23,6 +22,7 @@ pub use facts::{GpuFacts, facts, initialise};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
@@ -31,6 +31,7 @@ use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
 
+use exclusion::Exclusion;
 use shadowslice_shared::errors::chain;
 
 /// A failed CUDA call, after which the context may be unusable.
@@ -54,6 +55,9 @@ pub struct CudaGpu {
     copies: Arc<CudaStream>,
     events: [BatchEvents; IN_FLIGHT],
     completions: EventFd,
+    /// The address after the pinned part of the request slab, or 0. The driver refuses a copy that is
+    /// only partly pinned.
+    pinned_end: AtomicUsize,
     sms: Sms,
 }
 
@@ -95,7 +99,8 @@ impl CudaGpu {
         let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        Ok(Self { context, compute, copies, events, completions, sms })
+        let pinned_end = AtomicUsize::new(0);
+        Ok(Self { context, compute, copies, events, completions, pinned_end, sms })
     }
 
     /// Returns the number of SMs that MPS actually assigned to this process, as the driver reports
@@ -147,12 +152,16 @@ impl CudaGpu {
     /// The bytes must not change until the batch has ended. The memory at `to` must be large
     /// enough, and no other batch may use that memory until this batch has ended.
     pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaError> {
-        if from.is_empty() {
-            return Ok(());
+        let pinned = self.pinned_end.load(Ordering::Relaxed).saturating_sub(from.as_ptr().addr());
+        let (first, second) = from.split_at(pinned.min(from.len()));
+        let mut to = to.as_ptr() as u64;
+        for part in [first, second].into_iter().filter(|part| !part.is_empty()) {
+            // SAFETY: the caller guarantees that both addresses are valid.
+            let copied = unsafe { result::memcpy_htod_async(to, part, self.copies.cu_stream()) };
+            copied.map_err(cuda_error("copy an input"))?;
+            to += part.len() as u64;
         }
-        // SAFETY: the caller guarantees that both addresses are valid.
-        let copied = unsafe { result::memcpy_htod_async(to.as_ptr() as u64, from, self.copies.cu_stream()) };
-        copied.map_err(cuda_error("copy an input"))
+        Ok(())
     }
 
     /// Starts the batch of this slot. The copies of its inputs may still be in progress. All work
@@ -210,8 +219,16 @@ impl CudaGpu {
         self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
 
+    /// Waits until the GPU has finished all batches and copies of this model.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.synchronize().map_err(cuda_error("finish its work"))
+        let finished = self.copies.synchronize().and_then(|()| self.compute.synchronize());
+        finished.map_err(cuda_error("finish its work"))
+    }
+
+    /// Waits until the GPU has finished all work of the process.
+    fn synchronize_context(&self) -> Result<(), CudaError> {
+        let _exclusion = Exclusion::of_setup();
+        self.context.synchronize().map_err(cuda_error("finish the work of the process"))
     }
 
     pub fn memory(&self) -> Result<CudaMemory, CudaError> {
@@ -234,7 +251,7 @@ impl Drop for CudaGpu {
     fn drop(&mut self) {
         // If this call fails, the context is unusable, and the GPU executes none of this process's
         // work.
-        self.context.synchronize().ok();
+        self.synchronize().ok();
     }
 }
 

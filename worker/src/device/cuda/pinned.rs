@@ -2,11 +2,13 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
 use super::CudaGpu;
+use super::exclusion::Exclusion;
 
 /// The registration of a model's slabs with the driver. Drop this before the slabs are unmapped.
 #[derive(Debug)]
@@ -18,10 +20,20 @@ pub struct PinnedSlabs {
 impl PinnedSlabs {
     /// Registers the slabs with the driver, so that copies do not go through the driver's own
     /// buffers. If the driver refuses the registration, the worker still works, but copies are slower.
-    pub fn pin(gpu: &Arc<CudaGpu>, requests: &ReadableSlab, responses: &AnswerWriter) -> Self {
+    /// Only the first `request_bytes` bytes of the request slab are registered.
+    pub fn pin(
+        gpu: &Arc<CudaGpu>,
+        requests: &ReadableSlab,
+        request_bytes: u64,
+        responses: &AnswerWriter,
+    ) -> Self {
+        let _exclusion = Exclusion::of_setup();
         let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
         let is_supported = gpu.context.attribute(supported).unwrap_or(0) != 0;
-        let requests = is_supported.then(|| register(requests.whole(), sys::CU_MEMHOSTREGISTER_READ_ONLY));
+        let (start, bytes) = requests.whole();
+        let part = (start, bytes.min(request_bytes));
+        gpu.pinned_end.store(part.0.as_ptr().addr() + part.1 as usize, Ordering::Relaxed);
+        let requests = is_supported.then(|| register(part, sys::CU_MEMHOSTREGISTER_READ_ONLY));
         let starts = [requests.flatten(), register(responses.whole(), 0)].into_iter().flatten().collect();
         Self { starts, gpu: Arc::clone(gpu) }
     }
@@ -29,6 +41,7 @@ impl PinnedSlabs {
 
 impl Drop for PinnedSlabs {
     fn drop(&mut self) {
+        let _exclusion = Exclusion::of_setup();
         // If these calls fail, the context is unusable, and the driver has dropped the registration.
         self.gpu.bind().and_then(|()| self.gpu.synchronize()).ok();
         for start in &self.starts {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+use super::exclusion::Exclusion;
 use super::{CudaError, CudaGpu, cuda_error};
 
 const HANDLE_TYPE: sys::CUmemAllocationHandleType =
@@ -38,6 +39,7 @@ impl SharedRegion {
         bytes: usize,
         fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
     ) -> Result<Self, E> {
+        let _exclusion = Exclusion::of_setup();
         let mapped = round_up(gpu, bytes)?;
         let memory = allocate_pages(gpu, mapped).map_err(cuda_error("allocate memory for weights"))?;
         let mut number = -1_i32;
@@ -53,7 +55,7 @@ impl SharedRegion {
         fill(&mut Writer { region: &region, bytes })?;
         // A copy from pageable memory can return while the driver still writes the last bytes to the
         // GPU. A write to read-only memory is a fault, which ends all clients of the MPS server.
-        gpu.synchronize()?;
+        gpu.synchronize_context()?;
         allow(region.address(), mapped, Access::Read, location(gpu))?;
         Ok(region)
     }
@@ -108,6 +110,7 @@ impl SharedRegion {
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
+        let _exclusion = Exclusion::of_setup();
         // If the context is unusable, its mappings no longer exist.
         if self.context.synchronize().is_ok() {
             // SAFETY: the addresses are mapped in this size. All work that used them has ended.
@@ -157,13 +160,13 @@ impl Writer<'_> {
 
 /// The accesses to memory that the GPU permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+enum Access {
     Read,
     ReadWrite,
 }
 
 /// Sets the access to mapped addresses.
-pub(super) fn allow(
+fn allow(
     address: sys::CUdeviceptr,
     mapped: usize,
     access: Access,
@@ -179,16 +182,13 @@ pub(super) fn allow(
     set.result().map_err(cuda_error("set the access to memory"))
 }
 
-pub(super) fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
+fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
     let id = gpu.context.cu_device();
     sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id }
 }
 
 /// Allocates memory without addresses. Its size must consist of whole pages.
-pub(super) fn allocate_pages(
-    gpu: &CudaGpu,
-    bytes: usize,
-) -> Result<sys::CUmemGenericAllocationHandle, DriverError> {
+fn allocate_pages(gpu: &CudaGpu, bytes: usize) -> Result<sys::CUmemGenericAllocationHandle, DriverError> {
     let properties = properties(location(gpu));
     let mut memory = 0;
     // SAFETY: the call allocates memory and writes its handle.
@@ -208,7 +208,7 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 }
 
 /// Rounds up to whole pages, because the driver maps only whole pages.
-pub(super) fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
+fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
     gpu.bind()?;
     let properties = properties(location(gpu));
     let mut page = 0;
@@ -219,7 +219,7 @@ pub(super) fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> 
     Ok(bytes.max(1).next_multiple_of(page.max(1)))
 }
 
-pub(super) fn release(memory: sys::CUmemGenericAllocationHandle) {
+fn release(memory: sys::CUmemGenericAllocationHandle) {
     // SAFETY: the handle belongs to the caller, who no longer uses it.
     unsafe { sys::cuMemRelease(memory) };
 }

@@ -34,6 +34,8 @@ pub(super) struct Loader {
     /// True if the model's convolutions use channels last. Becomes false if the model does not load
     /// with channels last.
     pub(super) channels_last: bool,
+    /// True if other models run in the same process.
+    pub(super) is_shared: bool,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
@@ -48,6 +50,11 @@ pub(super) enum Fallback {
 pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
+    /// Returns the arena of a session that should have `scratch`.
+    pub(super) fn scratch(&self, scratch: Scratch) -> Scratch {
+        if self.is_shared { Scratch::Own } else { scratch }
+    }
+
     /// Returns a session for all shapes in which the named axes have these lengths. The session
     /// loads the model's optimised form. If that form does not exist yet, creates it first. If the
     /// form cannot be created or used, the session still works, but needs more time and memory.
@@ -154,13 +161,16 @@ impl Loader {
         scratch: Scratch,
     ) -> Result<SessionBuilder, BootRefusal> {
         let built = || -> ort::Result<SessionBuilder> {
-            let providers = providers::on_gpu(&self.providers, &self.gpu, self.channels_last, scratch)?;
+            let providers = providers::on_gpu(&self.providers, &self.gpu, self.channels_last)?;
             let mut builder =
                 options(&self.environment, self.threads)?.with_execution_providers(providers)?;
             for (name, length) in lengths {
                 builder = builder.with_dimension_override(name, *length)?;
             }
             if scratch == Scratch::Shared {
+                builder = builder.with_env_allocators()?;
+            }
+            if scratch == Scratch::Shared || self.is_shared {
                 // A memory pattern would allocate one large block, in addition to the blocks of the
                 // first execution.
                 builder = builder.with_memory_pattern(false)?;

@@ -28,7 +28,7 @@ use super::weights::Weights;
 use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::arena::ThreadArena;
+use crate::device::cuda::exclusion::Exclusion;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
@@ -55,6 +55,8 @@ pub struct GpuSettings<'s> {
     pub providers: &'s [ProviderSpec],
     /// True if the model's share is a partition inside the process.
     pub partitioned: bool,
+    /// True if other models run in the same process.
+    pub is_shared: bool,
 }
 
 /// The maximum number of forms whose tensors stay bound. After warm-up, a model has tensors for
@@ -78,7 +80,6 @@ pub struct GpuEngine {
     options: RunOptions,
     memory: MemoryInfo<'static>,
     sessions: Sessions,
-    arena: ThreadArena,
     gpu: Arc<CudaGpu>,
 }
 
@@ -96,7 +97,8 @@ impl GpuEngine {
         settings: GpuSettings<'_>,
         gpu: Arc<CudaGpu>,
     ) -> Result<(Self, Signature), BootRefusal> {
-        let GpuSettings { threads, providers, partitioned } = settings;
+        let _exclusion = Exclusion::of_setup();
+        let GpuSettings { threads, providers, partitioned, is_shared } = settings;
         let mut loader = Loader {
             environment: library.environment.clone(),
             model: model.to_owned(),
@@ -106,6 +108,7 @@ impl GpuEngine {
             weights: Weights::new(retained.weights),
             unshared: None,
             channels_last: false,
+            is_shared,
             gpu: Arc::clone(&gpu),
         };
         match retained.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
@@ -117,7 +120,9 @@ impl GpuEngine {
             None => {}
         }
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
-        let arena = ThreadArena::create(&gpu).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
+        if !is_shared {
+            scratch::share(&library.environment).map_err(setup)?;
+        }
         let (sessions, signature) = Sessions::load(loader)?;
         let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
             .map_err(setup)?;
@@ -137,7 +142,6 @@ impl GpuEngine {
             options,
             memory,
             sessions,
-            arena,
             gpu,
         };
         Ok((engine, signature))
@@ -194,6 +198,8 @@ impl GpuEngine {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
+        // In the warm-up, libraries load kernels and allocate workspaces.
+        let _exclusion = self.sessions.is_warming().then(Exclusion::of_setup);
         let index = self.bound(inputs)?;
         if let ExecutionMode::Eager(_) = self.bound[index].how {
             self.refuse_partition(inputs.groups())?;
@@ -266,6 +272,7 @@ impl GpuEngine {
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
+        let _exclusion = Exclusion::of_recording();
         let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu, .. } =
             self;
         let bound = &mut bound[index];
@@ -313,12 +320,11 @@ impl Engine for GpuEngine {
 
     fn describe(&self, report: &mut WarmUpReport) {
         let (weights, brought) = self.sessions.weights();
-        let own = self.sessions.with_own_scratch().filter_map(|model| {
+        let arenas = self.sessions.arenas().filter_map(|model| {
             let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
             scratch::bytes(&allocator)
         });
-        let scratch = own.sum::<u64>() + self.arena.bytes();
-        report.memory = DeviceMemory { weights, brought, scratch };
+        report.memory = DeviceMemory { weights, brought, scratch: arenas.sum() };
         report.unshared = self.sessions.unshared().map(str::to_owned);
         report.kernels = self.kernels;
     }
@@ -401,6 +407,7 @@ impl Engine for GpuEngine {
     }
 
     fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        let _exclusion = Exclusion::of_setup();
         self.sessions.finish_warm_up(&self.bound)?;
         self.partitions
             .as_mut()

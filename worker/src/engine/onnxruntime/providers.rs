@@ -5,13 +5,11 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider, ExecutionProviderDispatch};
+use ort::ep::{self, ExecutionProviderDispatch};
 use ort::ortsys;
 use shadowslice_shared::boot::ProviderSpec;
 
-use super::scratch::Scratch;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::arena::ThreadArena;
 
 /// The NVIDIA libraries that ONNX Runtime's provider for CUDA 13 needs. Each library precedes those
 /// that depend on it.
@@ -76,34 +74,26 @@ pub(super) fn on_gpu(
     providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
-    scratch: Scratch,
 ) -> ort::Result<Vec<ExecutionProviderDispatch>> {
-    providers.iter().map(|provider| dispatch(provider, gpu, channels_last, scratch)).collect()
+    providers.iter().map(|provider| dispatch(provider, gpu, channels_last)).collect()
 }
 
 fn dispatch(
     provider: &ProviderSpec,
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
-    scratch: Scratch,
 ) -> ort::Result<ExecutionProviderDispatch> {
     Ok(match provider {
         // At the first run of each shape, the provider chooses the algorithms of convolutions for
         // the SMs of this process.
         ProviderSpec::Cuda => {
-            let mut cuda = ep::CUDA::default()
+            let cuda = ep::CUDA::default()
                 .with_tf32(true)
                 .with_prefer_nhwc(channels_last)
                 // If the arena doubled in size at each growth, it would take memory that shadows
                 // and other models need.
                 .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
                 .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
-            if scratch == Scratch::Shared {
-                let [allocate, free] = ThreadArena::functions();
-                cuda = cuda
-                    .with_arbitrary_config("gpu_external_alloc", allocate.to_string())
-                    .with_arbitrary_config("gpu_external_free", free.to_string());
-            }
             // SAFETY: the owner of the session also holds an `Arc` of the GPU, and drops the
             // session first.
             unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()

@@ -8,14 +8,17 @@ use super::bound::{BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
 use super::{OnnxSession, Signature, model_file};
+use crate::device::cuda::exclusion::Exclusion;
 use crate::engine::shapes::InputShapes;
 
 /// The sessions of one model.
 pub(super) struct Sessions {
     /// All sessions of the model, at least one.
     all: Vec<OnnxSession>,
-    /// The indices of the sessions with an arena of their own.
-    own_scratch: Vec<usize>,
+    /// The index of one session for each arena.
+    arenas: Vec<usize>,
+    /// True if one of the sessions uses the arena of the worker.
+    has_shared_arena: bool,
     loader: Loader,
     phase: Phase,
     host_fallback_reason: Option<String>,
@@ -46,11 +49,12 @@ enum Sharing {
 
 impl Sessions {
     pub(super) fn load(mut loader: Loader) -> Result<(Self, Signature), BootRefusal> {
-        let whole = loader.session(Fallback::Forbidden, &Lengths::new(), Scratch::Shared);
+        let shared = loader.scratch(Scratch::Shared);
+        let whole = loader.session(Fallback::Forbidden, &Lengths::new(), shared);
         let (session, signature, sharing, scratch) = match whole {
             Ok((session, signature)) => {
                 let apart = model_file::remembers_shapes(&loader.graph());
-                (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
+                (session, signature, if apart { Sharing::Shape } else { Sharing::All }, shared)
             }
             // Either the GPU does not support all operators, or the model cannot be loaded at all.
             // The next attempt also fails in the second case.
@@ -60,9 +64,9 @@ impl Sessions {
                 (session, signature, Sharing::Fixed, Scratch::Own)
             }
         };
-        let own_scratch = (scratch == Scratch::Own).then_some(0).into_iter().collect();
-        let (all, phase) = (vec![session], Phase::Warming(sharing));
-        let sessions = Self { all, own_scratch, loader, phase, host_fallback_reason: None };
+        let (all, arenas, phase) = (vec![session], vec![0], Phase::Warming(sharing));
+        let has_shared_arena = scratch == Scratch::Shared;
+        let sessions = Self { all, arenas, has_shared_arena, loader, phase, host_fallback_reason: None };
         Ok((sessions, signature))
     }
 
@@ -106,9 +110,10 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// Returns the sessions that do not use the model's arena.
-    pub(super) fn with_own_scratch(&self) -> impl Iterator<Item = &OnnxSession> {
-        self.own_scratch.iter().map(|&index| &self.all[index])
+    /// Returns one session for each arena. Sessions with the same arena report the same memory, so
+    /// one is enough.
+    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
+        self.arenas.iter().map(|&index| &self.all[index])
     }
 
     pub(super) fn is_warming(&self) -> bool {
@@ -195,12 +200,21 @@ impl Sessions {
         lengths: &Lengths,
         scratch: Scratch,
     ) -> Result<usize, RunFailure> {
+        let _exclusion = Exclusion::of_setup();
+        let scratch = self.loader.scratch(scratch);
         let loaded = self.loader.session(fallback, lengths, scratch);
         let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
-        if scratch == Scratch::Own {
-            self.own_scratch.push(self.all.len());
+        if scratch == Scratch::Own || !std::mem::replace(&mut self.has_shared_arena, true) {
+            self.arenas.push(self.all.len());
         }
         self.all.push(session);
         Ok(self.all.len() - 1)
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        let _exclusion = Exclusion::of_setup();
+        self.all.clear();
     }
 }

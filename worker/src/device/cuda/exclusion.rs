@@ -1,0 +1,90 @@
+//! The exclusion between recordings and the set-up of other models in the same process.
+//!
+//! While CUDA records a batch on one thread, some calls of other threads fail, and make the recording
+//! fail: calls that wait for the whole context, and calls of libraries that create, warm up or destroy
+//! their handles. A thread that records therefore excludes the threads that make such calls. Threads
+//! that only replay recordings are not affected.
+
+use std::cell::Cell;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+static SETUP: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// True if this thread holds the lock.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The permission of a thread to make calls that no recording tolerates, or to record.
+#[derive(Debug)]
+#[must_use = "the exclusion ends when this is dropped"]
+pub struct Exclusion(Held);
+
+#[derive(Debug)]
+enum Held {
+    /// The thread holds the lock already, in a caller.
+    Outer,
+    Setup {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+    Recording {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
+}
+
+impl Exclusion {
+    /// Waits until no other thread records.
+    pub fn of_setup() -> Self {
+        if HOLDS.replace(true) {
+            return Self(Held::Outer);
+        }
+        Self(Held::Setup { _guard: SETUP.read() })
+    }
+
+    /// Waits until no other thread records or sets up a model.
+    ///
+    /// # Panics
+    ///
+    /// Panics if this thread is setting up a model, because it would wait for itself.
+    pub fn of_recording() -> Self {
+        assert!(!HOLDS.replace(true), "a thread must not record while it sets up a model");
+        Self(Held::Recording { _guard: SETUP.write() })
+    }
+}
+
+impl Drop for Exclusion {
+    fn drop(&mut self) {
+        if !matches!(self.0, Held::Outer) {
+            HOLDS.set(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_recording_waits_for_set_ups_of_other_threads_and_permits_its_own() {
+        let ended = AtomicBool::new(false);
+        let setup = Exclusion::of_setup();
+        let inner = Exclusion::of_setup();
+        thread::scope(|scope| {
+            let recording = scope.spawn(|| {
+                let recording = Exclusion::of_recording();
+                assert!(ended.load(Ordering::Acquire), "the set-up had not ended");
+                drop(Exclusion::of_setup());
+                drop(recording);
+            });
+            drop(inner);
+            ended.store(true, Ordering::Release);
+            drop(setup);
+            recording.join().unwrap();
+        });
+        drop(Exclusion::of_recording());
+    }
+}
