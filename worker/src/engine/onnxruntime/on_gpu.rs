@@ -198,9 +198,10 @@ impl GpuEngine {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
-        // In the warm-up, libraries load kernels and allocate workspaces.
-        let _exclusion = self.sessions.is_warming().then(Exclusion::of_setup);
         let index = self.bound(inputs)?;
+        // In the warm-up, libraries load kernels and allocate workspaces.
+        let is_eager = matches!(self.bound[index].how, ExecutionMode::Eager(_));
+        let _exclusion = (is_eager && self.sessions.is_warming()).then(Exclusion::of_setup);
         if let ExecutionMode::Eager(_) = self.bound[index].how {
             self.refuse_partition(inputs.groups())?;
         }
