@@ -427,6 +427,9 @@ pub enum BootRefusal {
     /// An answer depends on the other rows of its batch. Only reference workers check this.
     #[error("{0}")]
     RowsDepend(String),
+    /// The MPS server accepts no further process.
+    #[error("the GPU has no free MPS client: {0}; set `isolation: shared`")]
+    NoClient(String),
     /// The environment, a descriptor or a command is invalid.
     #[error("the worker cannot start: {0}")]
     Setup(String),

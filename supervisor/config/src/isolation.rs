@@ -1,10 +1,15 @@
 //! Reads the keys that decide whether a model shares its worker process with other models.
 
+use std::collections::BTreeSet;
+
+use shadowslice_shared::contention::ClientPriority;
+
+use super::Context;
 use super::keys::ISOLATIONS;
 use super::models::is_model_name;
 use super::reader::{Fields, Value};
 use super::render::quoted;
-use super::types::{EngineConfig, HandoverMode, ModelConfig};
+use super::types::{EngineConfig, GpuConfig, HandoverMode, ModelConfig, Partitioning};
 
 /// The name of the shared worker of models that give none.
 const DEFAULT_WORKER: &str = "shared";
@@ -57,5 +62,44 @@ pub(super) fn check_shared(fields: &Fields<'_>, model: &ModelConfig) {
             "memory",
             "MPS limits the memory of a process, not of a model in a shared worker; remove `memory.limit`",
         );
+    }
+}
+
+/// The number of processes that every MPS server accepts. Newer drivers accept up to 60.
+const MPS_CLIENTS: usize = 48;
+
+/// Adds a note for each GPU under MPS whose models need more processes than the MPS server accepts. It is
+/// not a fault, because some drivers accept more.
+pub(super) fn note_clients(
+    models: &[ModelConfig],
+    items: &[Value<'_>],
+    gpus: &[GpuConfig],
+    context: &Context<'_>,
+) {
+    let under_mps =
+        |(_, gpu): &(usize, &GpuConfig)| matches!(gpu, GpuConfig::Cuda { partition: Partitioning::Mps, .. });
+    for (gpu, _) in gpus.iter().enumerate().filter(under_mps) {
+        let on_gpu = models.iter().zip(items).filter(|(model, _)| model.gpu == gpu && !model.gpu_auto);
+        let (mut processes, mut shared) = (0, BTreeSet::new());
+        for (model, item) in on_gpu {
+            let workers = 1 + usize::from(model.standby);
+            processes += match &model.shared_worker {
+                None => workers,
+                Some(name) => {
+                    let below = ClientPriority::of(model.priority);
+                    let added = (0..workers).filter(|process| shared.insert((name, below, *process)));
+                    added.count()
+                }
+            };
+            if processes > MPS_CLIENTS {
+                context.note(
+                    item,
+                    format!(
+                        "GPU {gpu} has more workers than the {MPS_CLIENTS} processes that MPS accepts with some drivers; set `isolation: shared` for some models, or use another GPU"
+                    ),
+                );
+                break;
+            }
+        }
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
         models.push(model);
     }
     shares::check_sums(&models, &items, gpus.len());
+    isolation::note_clients(&models, &items, gpus, context);
     shares::set_initial_shares(&mut models);
     models
 }

@@ -47,14 +47,14 @@ impl GpuBackend for EmulatedBackend {
         share.sms_of(self.facts.sms)
     }
 
-    fn enter(&self) -> Result<Lease, GrantError> {
+    fn enter(&self, _joins: bool) -> Result<Lease, GrantError> {
         let mut taken = self.taken.lock();
         let number = (0..SEATS).find(|seat| !taken.contains(seat)).ok_or(GrantError::NoSeat)?;
         taken.insert(number);
         Ok(Lease(u64::from(number)))
     }
 
-    fn leave(&self, lease: Lease) {
+    fn leave(&self, lease: Lease, _joins: bool) {
         let seat = seat(lease);
         self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
@@ -102,8 +102,13 @@ mod tests {
     fn a_dead_workers_sms_and_seat_come_back() {
         let emulated = Arc::new(EmulatedBackend::new(Sms(132)).unwrap());
         let gpu: Arc<dyn GpuBackend> = emulated.clone();
-        let wanted =
-            GrantRequest { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };
+        let wanted = GrantRequest {
+            share: Percent::new(30).unwrap(),
+            priority: 1,
+            memory_limit: None,
+            room: None,
+            joins: false,
+        };
         let grant = || Grant::of(&gpu, wanted, WorkerPurpose::Serve).unwrap();
         let (first, second) = (grant(), grant());
         assert_eq!(first.sms(), Sms(38));

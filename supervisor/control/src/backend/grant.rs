@@ -36,7 +36,7 @@ impl Grant {
         if let Some(room) = wanted.room {
             grant.reserve(room)?;
         }
-        grant.lease = Some(gpu.enter()?);
+        grant.lease = Some(gpu.enter(wanted.joins)?);
         Ok(grant)
     }
 
@@ -114,7 +114,7 @@ impl Drop for Grant {
     fn drop(&mut self) {
         self.end_reservation();
         if let Some(lease) = self.lease {
-            self.gpu.leave(lease);
+            self.gpu.leave(lease, self.wanted.joins);
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
             let room = Some(Room { needed, free: 10 << 30 });
             Grant::of(
                 &gpu,
-                GrantRequest { share: Percent::WHOLE, priority: 1, memory_limit: None, room },
+                GrantRequest { share: Percent::WHOLE, priority: 1, memory_limit: None, room, joins: false },
                 purpose,
             )
         };

@@ -53,6 +53,8 @@ pub struct GrantRequest {
     /// The maximum GPU memory of the worker in bytes.
     pub memory_limit: Option<u64>,
     pub room: Option<Room>,
+    /// True if the worker joins a shared process.
+    pub joins: bool,
 }
 
 /// The memory that a worker needs and the memory that is free, in bytes.
@@ -104,6 +106,13 @@ impl BackendFacts {
 pub enum GrantError {
     #[error("the emulated GPU already has {SEATS} workers; stop some models")]
     NoSeat,
+    #[error(
+        "the GPU has no free MPS client ({used} in use); set `isolation: shared` for some of its models, or move models to another GPU"
+    )]
+    NoClient {
+        /// The number of processes of this supervisor on the GPU.
+        used: usize,
+    },
     /// The GPU recovers from a fault, and accepts workers later.
     #[error("{0}")]
     Recovering(String),
@@ -157,11 +166,15 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         self.facts().division.as_ref().map_err(String::as_str)
     }
 
-    /// Admits a worker. This function never waits.
-    fn enter(&self) -> Result<Lease, GrantError>;
+    /// Admits a worker. This function never waits. `joins` is true if the worker joins a process that
+    /// was admitted before.
+    fn enter(&self, joins: bool) -> Result<Lease, GrantError>;
 
     /// Ends the lease of a worker that has exited.
-    fn leave(&self, _lease: Lease) {}
+    fn leave(&self, _lease: Lease, _joins: bool) {}
+
+    /// Records that the GPU accepted no further process. Until a process leaves, the GPU admits none.
+    fn refuses_processes(&self) {}
 
     fn environment(&self, wanted: &GrantRequest) -> Variables;
 

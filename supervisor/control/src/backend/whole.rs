@@ -42,7 +42,7 @@ impl GpuBackend for WholeGpu {
         self.facts.sms
     }
 
-    fn enter(&self) -> Result<Lease, GrantError> {
+    fn enter(&self, _joins: bool) -> Result<Lease, GrantError> {
         Ok(Lease(0))
     }
 

@@ -46,15 +46,20 @@ pub(super) enum LaunchError {
 impl LaunchError {
     /// Returns true if the reason is temporary and not a fault of the model.
     fn is_temporary(&self) -> bool {
-        matches!(self, Self::Turn | Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
+        self.wait_reason().is_some()
     }
 
     fn wait_reason(&self) -> Option<WaitReason> {
-        match self {
-            Self::Turn => Some(WaitReason::Turn),
-            Self::Grant(GrantError::NoMemory { .. }) => Some(WaitReason::Memory),
-            Self::Grant(GrantError::Recovering(_)) => Some(WaitReason::Mps),
-            _ => None,
+        let refused = match self {
+            Self::Turn => return Some(WaitReason::Turn),
+            Self::Grant(refused) | Self::Spawn(SpawnError::Grant(refused)) => refused,
+            Self::User(_) | Self::Folder { .. } | Self::Spawn(_) => return None,
+        };
+        match refused {
+            GrantError::NoMemory { .. } => Some(WaitReason::Memory),
+            GrantError::Recovering(_) => Some(WaitReason::Mps),
+            GrantError::NoClient { .. } => Some(WaitReason::Client),
+            GrantError::NoSeat => None,
         }
     }
 }
@@ -112,7 +117,10 @@ impl Controller {
         // To create a partition or to compute reference answers on the GPU, a worker needs the whole GPU.
         let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
-        let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };
+        let user = self.user()?;
+        let shared = self.shared_place(&launch, partition.is_some(), user.as_ref().map(|(user, _)| *user));
+        let (room, joins) = (self.room(), shared.is_some());
+        let wanted = GrantRequest { share: granted, priority, memory_limit, room, joins };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
         let sizes = self.slab_sizes(partition.is_some());
         let assignment = Assignment {
@@ -126,8 +134,6 @@ impl Controller {
             response_slot_bytes: sizes.response_slot,
             partition,
         };
-        let user = self.user()?;
-        let shared = self.shared_place(&launch, &assignment, user.as_ref().map(|(user, _)| *user));
         // Before the model has served, its workers may load any content of its files.
         let files = self.pipeline.metadata().map(|_| FilesToLoad {
             files: Arc::clone(&self.files),

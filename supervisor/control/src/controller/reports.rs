@@ -94,6 +94,8 @@ pub enum WaitReason {
     Memory,
     /// The MPS server, which accepts no clients at present.
     Mps,
+    /// A place among the clients of the MPS server.
+    Client,
     /// Other workers, which start first.
     Turn,
 }
@@ -117,7 +119,9 @@ impl Waits {
                     | ModelState::Restarting
                     | ModelState::Unready { next: NextStart::UnderWay, .. }
             ),
-            WaitReason::Memory | WaitReason::Mps => matches!(state, ModelState::Waiting(_)),
+            WaitReason::Memory | WaitReason::Mps | WaitReason::Client => {
+                matches!(state, ModelState::Waiting(_))
+            }
         });
         let standby = self.standby.filter(|_| has_no_standby);
         [primary, standby].into_iter().flatten().collect()

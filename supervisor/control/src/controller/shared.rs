@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Launch, WorkerPhase};
-use shadowslice_shared::boot::{Assignment, WorkerPurpose};
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::contention::ClientPriority;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::members::SharedSetup;
@@ -28,11 +28,11 @@ impl Controller {
     pub(super) fn shared_place(
         &self,
         launch: &Launch,
-        assignment: &Assignment,
+        has_partition: bool,
         user: Option<u32>,
     ) -> Option<SharedPlace<'_>> {
         let name = self.model.shared_worker.as_ref()?;
-        let is_whole = assignment.partition.is_some() || self.gpu.facts().kind == BackendKind::None;
+        let is_whole = has_partition || self.gpu.facts().kind == BackendKind::None;
         if launch.purpose != WorkerPurpose::Serve
             || !is_whole
             || self.shared_deaths.len() >= MAX_SHARED_DEATHS

@@ -85,6 +85,9 @@ impl Controller {
     }
 
     fn handle_refusal(&mut self, worker: WorkerId, purpose: WorkerPurpose, refusal: BootRefusal) {
+        if matches!(refusal, BootRefusal::NoClient(_)) {
+            self.gpu.refuses_processes();
+        }
         if matches!(refusal, BootRefusal::Proof { .. }) {
             // The weights may be damaged, so the next worker loads them from the file.
             self.weights = KeptWeights::default();

@@ -98,7 +98,8 @@ impl SharedPlace<'_> {
 
     fn start(&self, settings: &WorkerSettings) -> Result<SharedProcess, SpawnError> {
         let priority = self.key.priority as u32 + 1;
-        let wanted = GrantRequest { share: Percent::WHOLE, priority, memory_limit: None, room: None };
+        let wanted =
+            GrantRequest { share: Percent::WHOLE, priority, memory_limit: None, room: None, joins: false };
         let grant = Grant::of(self.gpu, wanted, WorkerPurpose::Serve).map_err(SpawnError::Grant)?;
         let grant = Arc::new(grant);
         let (socket, theirs) = passing::socket_pair().map_err(SpawnError::Socket)?;

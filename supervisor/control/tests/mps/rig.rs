@@ -207,7 +207,13 @@ fn stand_in() -> PathBuf {
 }
 
 pub(crate) fn wanted(percent: u32) -> GrantRequest {
-    GrantRequest { share: Percent::new(percent).unwrap(), priority: 1, memory_limit: None, room: None }
+    GrantRequest {
+        share: Percent::new(percent).unwrap(),
+        priority: 1,
+        memory_limit: None,
+        room: None,
+        joins: false,
+    }
 }
 
 /// Waits until something is so.
@@ -232,5 +238,5 @@ pub(crate) fn wait(waiting: impl Future<Output = ()>) {
 
 /// Returns true if a GPU takes workers.
 pub(crate) fn takes_workers(gpu: &MpsGpu) -> bool {
-    gpu.enter().is_ok()
+    gpu.enter(false).is_ok()
 }

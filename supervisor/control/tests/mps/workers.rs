@@ -90,7 +90,7 @@ fn a_worker_has_left_when_the_server_says_so() {
 fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let lease = gpu.enter().unwrap();
+    let lease = gpu.enter(false).unwrap();
     let (daemon, server) = (rig.daemon(), gpu.server().unwrap().unwrap());
     kill(daemon);
     until("it is noticed", || gpu.server() != Ok(Some(server)));
@@ -98,7 +98,7 @@ fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
     until("it is back", || takes_workers(&gpu));
     assert_ne!(rig.daemon(), daemon);
     assert!(!rig.processes().contains(&server), "the old server is ended too");
-    assert_ne!(gpu.enter().unwrap(), lease, "those who come now are not lost");
+    assert_ne!(gpu.enter(false).unwrap(), lease, "those who come now are not lost");
     gpu.stop(false);
 }
 
@@ -106,11 +106,11 @@ fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
 fn a_server_at_fault_takes_no_workers_until_all_have_gone() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (lease, mut client, mut died) = (gpu.enter().unwrap(), rig.client(), rig.client());
+    let (lease, mut client, mut died) = (gpu.enter(false).unwrap(), rig.client(), rig.client());
     rig.order("fault", "");
     died.kill();
     wait(gpu.departed(died.pid()).unwrap());
-    let refused = gpu.enter().unwrap_err();
+    let refused = gpu.enter(false).unwrap_err();
     assert!(matches!(&refused, GrantError::Recovering(why) if why.contains("fault")), "{refused:?}");
     wait(gpu.lost(lease).unwrap());
     client.kill();
@@ -140,7 +140,7 @@ fn a_server_that_stays_at_fault_is_replaced_with_its_daemon() {
 fn a_server_that_is_gone_is_replaced() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (lease, server) = (gpu.enter().unwrap(), gpu.server().unwrap().unwrap());
+    let (lease, server) = (gpu.enter(false).unwrap(), gpu.server().unwrap().unwrap());
     let mut died = rig.client();
     kill(server);
     until("it is dead", || rig.ask("get_server_list").is_empty());

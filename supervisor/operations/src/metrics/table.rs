@@ -326,7 +326,12 @@ fn with_cause(cause: &str, mut samples: Vec<MetricSample>) -> Vec<MetricSample> 
 
 fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     let count = |reason| model.waits.iter().filter(|wait| **wait == reason).count() as u64;
-    let reasons = [("memory", WaitReason::Memory), ("mps", WaitReason::Mps), ("turn", WaitReason::Turn)];
+    let reasons = [
+        ("memory", WaitReason::Memory),
+        ("mps", WaitReason::Mps),
+        ("client", WaitReason::Client),
+        ("turn", WaitReason::Turn),
+    ];
     let counts = reasons.map(|(name, reason)| (name, count(reason)));
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }

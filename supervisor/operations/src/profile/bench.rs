@@ -210,8 +210,11 @@ impl Bench<'_> {
     ) -> Result<WarmWorker, BenchError> {
         let (events, mut event_rx) = mpsc::channel(EVENT_CAPACITY);
         let ModelConfig { priority, memory_limit, .. } = *self.model;
-        let grant =
-            Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
+        let grant = Grant::of(
+            &self.gpu,
+            GrantRequest { share, priority, memory_limit, room: None, joins: false },
+            purpose,
+        )?;
         let assignment = Assignment {
             model: self.model.name.clone(),
             purpose,

@@ -32,6 +32,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
 
 use exclusion::Exclusion;
+use open::GpuOpenError;
 use shadowslice_shared::errors::chain;
 
 /// A failed CUDA call, after which the context may be unusable.
@@ -85,7 +86,10 @@ pub struct StreamMark(CudaEvent);
 impl CudaGpu {
     /// Opens the first GPU that the environment makes visible to this process.
     pub fn open() -> Result<Arc<Self>, BootRefusal> {
-        let context = open::context().map_err(|why| BootRefusal::Setup(chain(&why)))?;
+        let context = open::context().map_err(|why| match why {
+            GpuOpenError::NoClient(_) => BootRefusal::NoClient(chain(&why)),
+            why => BootRefusal::Setup(chain(&why)),
+        })?;
         Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
     }
 

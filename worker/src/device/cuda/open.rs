@@ -26,6 +26,8 @@ pub(super) enum GpuOpenError {
          server.log in private/mpsN/log of run_dir"
     )]
     NotReady(#[source] DriverError),
+    #[error("the MPS server accepts no further process")]
+    NoClient(#[source] DriverError),
     #[error("cannot open the GPU; check `nvidia-smi`, and look for Xid errors in `dmesg`")]
     Driver(#[source] DriverError),
 }
@@ -65,6 +67,7 @@ fn is_not_ready(error: DriverError) -> bool {
 
 fn open_error(error: DriverError) -> GpuOpenError {
     match error.0 {
+        sys::CUresult::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED => GpuOpenError::NoClient(error),
         sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => GpuOpenError::NoGpu,
         _ => GpuOpenError::Driver(error),
     }

@@ -4,6 +4,7 @@
 //! The share is never set at the server. A worker reads its variable when it creates its context.
 //! No function that the control thread calls here waits for the daemon.
 
+mod clients;
 mod control;
 mod daemon;
 mod directories;
@@ -17,6 +18,7 @@ use shadowslice_shared::rounding;
 use std::io;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use shadowslice_shared::boot::{DeviceSpec, PRIORITY_VARIABLE, SHARE_VARIABLE};
@@ -29,6 +31,7 @@ use super::{
     BackendFacts, BackendKind, GpuBackend, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE,
     Variables, Wait,
 };
+use clients::Clients;
 use control::ControlError;
 pub use control::{Control, control_program};
 use directories::Directories;
@@ -113,6 +116,7 @@ pub struct MpsGpu {
     state: watch::Receiver<ServerState>,
     running: Mutex<Option<Running>>,
     directories: Directories,
+    clients: Mutex<Clients>,
     /// True if another supervisor keeps the daemon.
     passed_tx: watch::Sender<bool>,
 }
@@ -175,6 +179,7 @@ impl MpsGpu {
             state: state_rx,
             running: Mutex::new(Some(Running { stop_tx, thread })),
             directories,
+            clients: Mutex::default(),
             passed_tx,
         })
     }
@@ -292,12 +297,25 @@ impl GpuBackend for MpsGpu {
         share.sms_of(self.facts.sms).max(self.least)
     }
 
-    fn enter(&self) -> Result<Lease, GrantError> {
+    fn enter(&self, joins: bool) -> Result<Lease, GrantError> {
         let state = self.state.borrow();
-        match &state.server {
-            Ok(_) => Ok(Lease(state.generation)),
-            Err(why) => Err(GrantError::Recovering(why.clone())),
+        if let Err(why) = &state.server {
+            return Err(GrantError::Recovering(why.clone()));
         }
+        if !joins {
+            self.clients.lock().enter(Instant::now()).map_err(|used| GrantError::NoClient { used })?;
+        }
+        Ok(Lease(state.generation))
+    }
+
+    fn leave(&self, _lease: Lease, joins: bool) {
+        if !joins {
+            self.clients.lock().leave();
+        }
+    }
+
+    fn refuses_processes(&self) {
+        self.clients.lock().refused(Instant::now());
     }
 
     fn environment(&self, wanted: &GrantRequest) -> Variables {
