@@ -21,8 +21,12 @@ pub mod sandbox;
 pub mod serve;
 pub mod shared;
 
-/// Writes one line to stderr, which the supervisor logs.
+/// Writes one line to stderr, which the supervisor logs. In a shared worker, the line begins with the
+/// name of the model, which is that of the thread.
 pub fn log_line(line: &str) {
+    let thread = std::thread::current();
+    let model =
+        thread.name().filter(|name| *name != "main").map_or(String::new(), |name| format!("{name}: "));
     // The error is ignored, because the worker does not need its log lines.
-    writeln!(std::io::stderr(), "{line}").ok();
+    writeln!(std::io::stderr(), "{model}{line}").ok();
 }

@@ -27,6 +27,7 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlots;
 use crate::boot::BootChannel;
 use crate::clock::{HungUp, now_ns, still_wanted};
+use crate::device::cuda::exclusion::Exclusion;
 use crate::engine::{EngineAnswer, ModelEngine, ProofBasis, Signature, TensorData};
 use crate::inputs::Inputs;
 use crate::log_line;
@@ -201,6 +202,8 @@ pub fn warm(prover: &mut Prover<'_>, file: &File) -> Result<(), ProofError> {
             prover.run(ProofBatch { size, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
     }
+    // The other models of a shared worker wait for the recordings only once.
+    let _exclusion = Exclusion::of_recording();
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.still_wanted()?;
         let failed = |failure: RunFailure| BootRefusal::WarmUp { size, why: failure.to_string() };

@@ -20,6 +20,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::loaded_files::{FilesError, LoadedFiles};
+use super::shared::SharedProcess;
 use super::start_queue::StartPermit;
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Grant;
@@ -33,7 +34,8 @@ pub(super) struct Boot {
     /// The permit to start, which the boot gives back at the worker's hello. A member of a shared
     /// process keeps it until it is warm, because only loads take time there.
     pub(super) permit: Option<StartPermit>,
-    pub(super) is_member: bool,
+    /// The shared process in which the worker runs.
+    pub(super) shared: Option<Arc<SharedProcess>>,
     /// A guard that counts the worker as executing until it is warm.
     pub(super) occupied: Option<OccupancyGuard>,
     /// The content to load, or `None` to load the files that are at the model's path.
@@ -86,13 +88,24 @@ pub(super) async fn run(
 ) {
     let said = match boot.converse(assignment, load_rx, plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
-        Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
+        Err(Ended::Refused(refusal)) => {
+            if let Some(process) = boot.shared.as_ref().filter(|_| is_of_process(&refusal)) {
+                process.close();
+            }
+            WorkerSaid::Refused(refusal)
+        }
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
     boot.occupied = None;
     boot.permit = None;
     boot.grant.end_reservation();
     boot.tell(said).await;
+}
+
+/// Returns true if the process rather than the model may be the cause, so that another process may
+/// succeed.
+fn is_of_process(refusal: &BootRefusal) -> bool {
+    matches!(refusal, BootRefusal::Library(_) | BootRefusal::Setup(_) | BootRefusal::NoClient(_))
 }
 
 /// The maximum length in bytes to which an unexpected message is cut in an error.
@@ -120,7 +133,7 @@ impl Boot {
             }
             other => return Err(out_of_turn(&other)),
         };
-        if !self.is_member {
+        if self.shared.is_none() {
             self.permit = None;
         }
         self.tell(WorkerSaid::Connected { thread }).await;

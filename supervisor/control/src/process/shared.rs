@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -68,6 +69,8 @@ pub(super) struct SharedProcess {
     socket: OwnedFd,
     kill_tx: mpsc::Sender<WorkerId>,
     end_rx: watch::Receiver<Option<ProcessEnd>>,
+    /// True if further workers must start another process.
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +89,7 @@ impl SharedPlace<'_> {
         let usable = |process: &Arc<SharedProcess>| {
             Some(process.pid) != self.not
                 && process.end_rx.borrow().is_none()
+                && !process.is_closed.load(Ordering::Relaxed)
                 && Arc::strong_count(process) <= MAX_MEMBERS
         };
         if let Some(process) = processes.iter().filter_map(Weak::upgrade).find(usable) {
@@ -118,7 +122,8 @@ impl SharedPlace<'_> {
         let (kill_tx, kill_rx) = mpsc::channel(1);
         let (end_tx, end_rx) = watch::channel(None);
         tokio::spawn(watch_process(Process { name, child, pid, grant, _entry: entry }, kill_rx, end_tx));
-        let process = SharedProcess { pid, socket, kill_tx, end_rx };
+        let is_closed = AtomicBool::new(false);
+        let process = SharedProcess { pid, socket, kill_tx, end_rx, is_closed };
         process.send(&MembersCommand::Setup(self.setup.clone()), &[])?;
         Ok(process)
     }
@@ -155,6 +160,11 @@ impl SharedProcess {
 
     fn send(&self, command: &MembersCommand, files: &[BorrowedFd<'_>]) -> Result<(), SpawnError> {
         passing::send(&self.socket, command, files).map_err(SpawnError::Join)
+    }
+
+    /// Lets no further worker join. The process exits after its last worker.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
     }
 
     /// Kills the process because of this worker.

@@ -385,7 +385,7 @@ impl LaunchSpec<'_> {
             pid,
             grant: Arc::clone(&self.grant),
             permit: self.permit,
-            is_member: matches!(host, WorkerHost::Shared { .. }),
+            shared: host.shared().cloned(),
             occupied: self.grant.occupy(),
             files: self.files,
             events: self.events,

@@ -27,6 +27,13 @@ pub(super) enum WorkerHost {
 }
 
 impl WorkerHost {
+    pub(super) fn shared(&self) -> Option<&Arc<SharedProcess>> {
+        match self {
+            Self::Process(_) => None,
+            Self::Shared { process, .. } => Some(process),
+        }
+    }
+
     pub(super) fn pid(&self) -> i32 {
         match self {
             Self::Process(child) => child.pid(),

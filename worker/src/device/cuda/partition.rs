@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use shadowslice_shared::groups::{Division, GROUP_SMS, Groups, MAX_GROUPS};
 use shadowslice_shared::units::Sms;
 
+use super::exclusion::Exclusion;
 use super::{CudaError, CudaGpu, cuda_error};
 
 /// The GPU's SMs, divided into groups.
@@ -84,6 +85,7 @@ impl SmGroups {
     }
 
     fn create_context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
+        let _exclusion = Exclusion::of_setup();
         let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
         let among = self.resources.iter().enumerate().filter(|(group, _)| groups.contains(*group));

@@ -16,6 +16,7 @@ use super::scratch::Scratch;
 use super::weights::Weights;
 use super::{OnnxSession, Signature, channels_last, options, providers, unusable};
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::exclusion::Exclusion;
 use crate::engine::shapes::InputShapes;
 use shadowslice_shared::errors::chain;
 
@@ -78,7 +79,7 @@ impl Loader {
         scratch: Scratch,
     ) -> Result<(OnnxSession, Signature), BootRefusal> {
         let Some(optimised) = &self.optimised else {
-            return OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model);
+            return commit(self.builder(fallback, lengths, scratch)?, &self.model);
         };
         let name = self.name(fallback, lengths);
         let form = match optimised.form(&name) {
@@ -105,7 +106,7 @@ impl Loader {
             "cannot store or load the model's optimised form, so starts take more time and memory: \
              {failure}"
         ));
-        OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model)
+        commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
@@ -117,7 +118,9 @@ impl Loader {
                 .with_config_entry(key("min_size_in_bytes"), LARGE_TENSOR_BYTES.to_string())?)
         };
         let builder = saving(self.builder(fallback, lengths, Scratch::Own)?).map_err(unusable)?;
-        OnnxSession::commit(builder, &self.model)?;
+        // The session is dropped at once, which destroys its handles.
+        let _exclusion = Exclusion::of_setup();
+        commit(builder, &self.model)?;
         match self.channels_last {
             true => channels_last::transpose(file, &file.with_file_name(WEIGHTS)).map_err(|error| {
                 BootRefusal::Setup(format!("cannot transpose the model's weights: {error}"))
@@ -137,7 +140,7 @@ impl Loader {
         for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
             builder = builder.with_initializer(name, value).map_err(message)?;
         }
-        OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
+        commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }
 
     /// Returns the file that describes the operators as ONNX Runtime executes them.
@@ -184,6 +187,12 @@ impl Loader {
         };
         built().map_err(unusable)
     }
+}
+
+/// Creates a session, whose libraries create handles on the GPU.
+fn commit(builder: SessionBuilder, model: &Path) -> Result<(OnnxSession, Signature), BootRefusal> {
+    let _exclusion = Exclusion::of_setup();
+    OnnxSession::commit(builder, model)
 }
 
 /// Returns true if ONNX Runtime refused the session because some operators need the CPU, which this

@@ -97,7 +97,6 @@ impl GpuEngine {
         settings: GpuSettings<'_>,
         gpu: Arc<CudaGpu>,
     ) -> Result<(Self, Signature), BootRefusal> {
-        let _exclusion = Exclusion::of_setup();
         let GpuSettings { threads, providers, partitioned, is_shared } = settings;
         let mut loader = Loader {
             environment: library.environment.clone(),
@@ -273,7 +272,6 @@ impl GpuEngine {
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let _exclusion = Exclusion::of_recording();
         let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu, .. } =
             self;
         let bound = &mut bound[index];

@@ -200,7 +200,6 @@ impl Sessions {
         lengths: &Lengths,
         scratch: Scratch,
     ) -> Result<usize, RunFailure> {
-        let _exclusion = Exclusion::of_setup();
         let scratch = self.loader.scratch(scratch);
         let loaded = self.loader.session(fallback, lengths, scratch);
         let (session, _) = loaded.map_err(|refusal| RunFailure::Engine(refusal.to_string()))?;
