@@ -227,12 +227,12 @@ pub(crate) const MAX_LINES: usize = 500;
 /// The maximum number of lines of code of each crate that operators run, without blank lines, comments
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
-    ("shared", 1750),
-    ("worker", 6700),
+    ("shared", 1800),
+    ("worker", 7100),
     ("worker/python", 250),
     ("supervisor", 1600),
     ("supervisor/config", 3850),
-    ("supervisor/control", 9300),
+    ("supervisor/control", 9900),
     ("supervisor/datapath", 4400),
     ("supervisor/ingress", 6650),
     ("supervisor/operations", 6250),
