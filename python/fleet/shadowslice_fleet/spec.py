@@ -40,6 +40,8 @@ SUPERVISOR_KEYS = {
     "queue",
     "priority",
     "handover",
+    "isolation",
+    "worker",
     "standby",
     "cpus",
     "memory",
