@@ -53,7 +53,8 @@ class CheckRun(unittest.TestCase):
     def started(self, models, more=""):
         lines = [f"  - {{path: {path}, slo: 1s, batch: {{max: 4}}}}" for path in models]
         file = self.folder / "config.yaml"
-        file.write_text("\n".join([f"gpus: [{{device: emulated, sms: 132}}]\n{more}\nmodels:", *lines]) + "\n")
+        head = f"gpus: [{{device: emulated, sms: 132}}]\nworkers: {{environment: [PYTHONPATH]}}\n{more}\nmodels:"
+        file.write_text("\n".join([head, *lines]) + "\n")
         return subprocess.Popen([BINARY, "check", "--run", str(file)], text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, start_new_session=True,
                                 env=os.environ | {"TMPDIR": str(self.temporary), "XDG_RUNTIME_DIR": str(self.folder)})
