@@ -5,6 +5,7 @@
 //! engine's library and the context on the GPU. If a member loses the GPU, all members have lost it, so
 //! the process exits.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -116,8 +117,7 @@ impl SharedResources {
 
 /// Runs a member until it ends, and then writes its exit code to its lifeline.
 fn run_member(request: &JoinRequest, files: Vec<OwnedFd>, resources: Arc<SharedResources>) {
-    let mut files =
-        request.descriptors.iter().copied().zip(files).collect::<std::collections::BTreeMap<_, _>>();
+    let mut files = request.descriptors.iter().copied().zip(files).collect::<BTreeMap<_, _>>();
     let lifeline = files.remove(&LIFELINE);
     if request.low_priority {
         // If this fails, the load only takes more CPU time from serving members.
