@@ -2,8 +2,8 @@
 //!
 //! While CUDA records a batch on one thread, some calls of other threads fail, and make the recording
 //! fail: calls that wait for the whole context, and calls of libraries that create or destroy their
-//! handles (seen on an H200 with ONNX Runtime 1.31). A thread that records therefore excludes the threads that make such calls. Threads
-//! that only replay recordings are not affected.
+//! handles (seen on an H200 with ONNX Runtime 1.31). A thread that records therefore excludes the threads
+//! that make such calls. Threads that only replay recordings are not affected.
 
 use std::cell::Cell;
 
@@ -63,28 +63,33 @@ impl Drop for Exclusion {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use super::*;
 
+    /// Returns whether another thread could set up a model now, and whether it could record.
+    fn others_may() -> (bool, bool) {
+        let may = || {
+            let set_up = SETUP.try_read().is_some();
+            let record = SETUP.try_write().is_some();
+            (set_up, record)
+        };
+        thread::spawn(may).join().unwrap()
+    }
+
     #[test]
-    fn a_recording_waits_for_set_ups_of_other_threads_and_permits_its_own() {
-        let ended = AtomicBool::new(false);
+    fn a_recording_excludes_all_other_threads_and_a_set_up_only_recordings() {
         let setup = Exclusion::of_setup();
         let inner = Exclusion::of_setup();
-        thread::scope(|scope| {
-            let recording = scope.spawn(|| {
-                let recording = Exclusion::of_recording();
-                assert!(ended.load(Ordering::Acquire), "the set-up had not ended");
-                drop(Exclusion::of_setup());
-                drop(recording);
-            });
-            drop(inner);
-            ended.store(true, Ordering::Release);
-            drop(setup);
-            recording.join().unwrap();
-        });
-        drop(Exclusion::of_recording());
+        assert_eq!(others_may(), (true, false));
+        drop(inner);
+        assert_eq!((others_may(), HOLDS.get()), ((true, false), true), "the outer set-up continues");
+        drop(setup);
+        assert_eq!(others_may(), (true, true));
+        let recording = Exclusion::of_recording();
+        drop(Exclusion::of_setup());
+        assert_eq!(others_may(), (false, false));
+        drop(recording);
+        assert_eq!(others_may(), (true, true));
     }
 }
