@@ -60,7 +60,8 @@ impl Controller {
         self.processes.iter().find(|(worker, _)| serves(worker)).map(|(_, process)| process.pid)
     }
 
-    /// Records that a shared worker has ended. `idle` is true if this model had no batch in it.
+    /// Records that a shared worker has ended. `idle` is true if this model's worker there could serve, and
+    /// had no batch. A model that was loading may have ended the process too.
     pub(super) fn record_shared_end(&mut self, worker: WorkerId, cause: EndCause, idle: bool) {
         let is_suspect = match cause {
             EndCause::Itself => !idle,
@@ -76,7 +77,7 @@ impl Controller {
         if self.shared_deaths.len() == MAX_SHARED_DEATHS {
             tracing::warn!(
                 model = self.model.name,
-                "a shared worker exited twice while this model was executing a batch, so the model gets a process of its own; if it serves there without failures, reload the configuration to share again"
+                "a shared worker exited twice while this model was loading or executing a batch, so the model gets a process of its own; to share again, unload and load the model"
             );
         }
     }
