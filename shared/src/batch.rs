@@ -47,6 +47,16 @@ pub enum Command {
     Prepare(Groups),
     /// The order to release a partition. No later batch uses this partition.
     Forget(Groups),
+    /// The order to release the model's weights on the GPU. No batch is in flight. The reply is
+    /// [`WorkerMessage::Asleep`].
+    Sleep {
+        /// True if the worker may keep the weights in host memory from which the GPU reads directly.
+        /// Otherwise, the worker reads the weights from a file when it wakes.
+        pin: bool,
+    },
+    /// The order to bring the weights back. Batches can follow at once. The reply is
+    /// [`WorkerMessage::Awake`].
+    Wake,
 }
 
 /// A message from a worker to the supervisor.
@@ -56,6 +66,24 @@ pub enum WorkerMessage {
     Answer(BatchAnswer),
     /// The reply to [`Command::Prepare`].
     Prepared(PartitionReply),
+    /// The reply to [`Command::Sleep`]: success, or the reason why the weights are still on the GPU.
+    Asleep(Result<SleepReply, String>),
+    /// The reply to [`Command::Wake`]: the time until the weights were on the GPU in µs, or the reason
+    /// why the model still sleeps.
+    Awake(Result<u64, String>),
+}
+
+/// The state of a worker that has just fallen asleep.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SleepReply {
+    /// The time from the order until the GPU memory was free, in µs.
+    pub took_us: u64,
+    /// The size of the released GPU memory in bytes.
+    pub released: u64,
+    /// The size of the host memory from which the GPU can copy the weights directly, in bytes.
+    pub pinned: u64,
+    /// The reason why the weights are not in such memory, although the order permits it.
+    pub unpinned: Option<String>,
 }
 
 /// The reply to a request for a partition.
@@ -168,6 +196,9 @@ pub enum RunFailure {
         /// The size of a slot of the response slab in bytes.
         room: u64,
     },
+    /// The model sleeps, because it could not be woken. The batch has not run.
+    #[error("the model sleeps, and the worker cannot wake it")]
+    Asleep,
     /// The supervisor sent an invalid message. This is a bug in the supervisor.
     #[error("the worker could not use the batch, which is a bug in shadowslice; please report it: {0}")]
     BadBatch(String),

@@ -28,7 +28,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// The version of these messages. Every change to them increments it.
-pub const PROTOCOL: u32 = 14;
+pub const PROTOCOL: u32 = 15;
 
 /// The numbers of the file descriptors that a worker inherits.
 pub mod descriptors {
@@ -324,7 +324,7 @@ pub struct WarmUp {
 }
 
 /// The result of a worker's warm-up.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WarmUpReport {
     /// The execution time of each batch size. A reference worker reports the sizes up to the first one
     /// that takes longer than [`WarmUp::useful`].
@@ -346,6 +346,26 @@ pub struct WarmUpReport {
     /// The reason why the worker does not share its weights with other workers on the GPU. This is
     /// `None` if the worker shares its weights or does not use a GPU.
     pub unshared: Option<String>,
+    /// The size in bytes of the GPU memory that the worker releases while the model sleeps, or the
+    /// reason why the model cannot sleep.
+    pub sleep: Result<u64, String>,
+}
+
+impl Default for WarmUpReport {
+    /// Returns the report of a worker that measured nothing and cannot sleep.
+    fn default() -> Self {
+        Self {
+            times: Vec::new(),
+            warmup: Duration::ZERO,
+            proof: Duration::ZERO,
+            activations: 0,
+            partitions: None,
+            kernels: None,
+            memory: DeviceMemory::default(),
+            unshared: None,
+            sleep: Err("the worker has not reported whether the model can sleep".to_owned()),
+        }
+    }
 }
 
 /// The GPU memory of a worker in bytes, without contexts, kernels and recorded batches.

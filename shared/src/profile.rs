@@ -42,6 +42,24 @@ pub struct ProcessMemory {
     pub activations: u64,
 }
 
+/// The rate at which a GPU copies weights from host memory, in bytes per second (measured on an H200).
+const WAKE_BYTES_PER_SECOND: f64 = 47e9;
+
+/// The time to allocate and map GPU memory when a model wakes (measured on an H200).
+const WAKE_SETUP: Duration = Duration::from_micros(300);
+
+impl ProcessMemory {
+    /// Returns the time that the model needs to wake, if its weights wait in host memory.
+    pub fn wake_time(&self) -> Duration {
+        wake_time(self.weights)
+    }
+}
+
+/// Returns the time in which a GPU gets weights of this size in bytes, if they wait in host memory.
+pub fn wake_time(weights: u64) -> Duration {
+    WAKE_SETUP + Duration::from_secs_f64(weights as f64 / WAKE_BYTES_PER_SECOND)
+}
+
 /// The durations of the phases of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StartTimes {

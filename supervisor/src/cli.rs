@@ -170,6 +170,23 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Make a model sleep: release its weights on the GPU until a request arrives.
+    ///
+    /// The model stays ready. Its next request wakes it and waits some milliseconds for this. With
+    /// `sleep` in the configuration, models sleep automatically.
+    Sleep {
+        /// The model's name.
+        model: String,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Wake a model that sleeps, before its next request arrives.
+    Wake {
+        /// The model's name.
+        model: String,
+        #[command(flatten)]
+        at: RunDir,
+    },
     /// Report the host, or one model, as not ready, so that load balancers send requests elsewhere.
     ///
     /// Requests that still arrive are served. The drain lasts until `shadowslice undrain`, or until
@@ -289,6 +306,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Upgrade { at } => send(&ControlRequest::Upgrade, false, at),
         Command::Hold { model, at } => send(&ControlRequest::Hold { model, held: true }, false, at),
         Command::Release { model, at } => send(&ControlRequest::Hold { model, held: false }, false, at),
+        Command::Sleep { model, at } => send(&ControlRequest::Sleep { model, asleep: true }, false, at),
+        Command::Wake { model, at } => send(&ControlRequest::Sleep { model, asleep: false }, false, at),
         Command::Drain { model, at } => send(&ControlRequest::Drain { model, drained: true }, false, at),
         Command::Undrain { model, at } => send(&ControlRequest::Drain { model, drained: false }, false, at),
         Command::Plan { json, at } => send(&ControlRequest::Plan, json, at),

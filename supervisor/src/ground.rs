@@ -13,6 +13,7 @@ use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{
     StartQueue, Users, WorkerSettings, held, kill_leftover_workers, may_raise_priority, reap_orphans,
 };
+use shadowslice_control::residency::ResidencyBoard;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_shared::exit;
 use tokio::runtime::Runtime;
@@ -92,6 +93,7 @@ impl Ground {
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
             policy_acts: config.controller.acting_policy().is_some(),
+            residency: Arc::new(ResidencyBoard::new(gpus.len())),
             starts: StartQueue::of_host(),
         };
         Ok(Self { run_dir, gpus, runtime, context, watch })

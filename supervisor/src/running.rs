@@ -8,9 +8,11 @@ use tokio::sync::{mpsc, watch};
 use crate::serve::{Failed, NO_THREADS, unavailable};
 use shadowslice_config::Config;
 use shadowslice_control::controller::{Context, ControlThread, ModelState, Planned, Planner};
+use shadowslice_control::host;
 use shadowslice_control::models::{
     MAX_COMMANDS, ModelFactory, ModelSet, PersistedState, Registry, Served, Views,
 };
+use shadowslice_control::residency::ResidencyTask;
 use shadowslice_datapath::heartbeat::Heartbeat;
 use shadowslice_datapath::peer::Guard;
 use shadowslice_datapath::phase::{Phase, PhaseReceiver};
@@ -29,6 +31,8 @@ pub(crate) struct Running {
     pub(crate) client_commands_rx: Option<mpsc::Receiver<QueuedCommand>>,
     /// The state that the previous supervisor left.
     pub(crate) state: PersistedState,
+    /// The task that decides which models sleep, until it is spawned.
+    pub(crate) residency: Option<ResidencyTask>,
 }
 
 /// Creates the models. Their workers begin to start. If there is a predecessor, they start when it hands
@@ -53,7 +57,17 @@ pub(crate) async fn run_models(
     let state = PersistedState::read(state_file);
     let registry = Registry::start(file, config, factory, views, (&state, !takes_over)).await;
     let registry = registry.map_err(|error| unavailable("cannot set up the models", &error))?;
-    let running = Running { registry, router, models: seen, planned, pulse, client_commands_rx: None, state };
+    let residency = ResidencyTask::new(
+        Arc::clone(&context.residency),
+        seen.clone(),
+        (&config.gpus, context.gpus.clone()),
+        Arc::clone(&context.readings),
+        context.clock,
+        host::pinned_memory(&config.workers),
+    );
+    let (client_commands_rx, residency) = (None, Some(residency));
+    let running =
+        Running { registry, router, models: seen, planned, pulse, client_commands_rx, state, residency };
     Ok((running, control))
 }
 

@@ -88,6 +88,9 @@ impl Tasks {
             let registry = shared.admin.registry.clone();
             self.spawn("client commands", async move { registry.serve_clients(commands_rx).await });
         }
+        if let Some(residency) = running.residency.take() {
+            self.spawn("residency", residency.run());
+        }
         let hangup = signal(SignalKind::hangup())?;
         let reopen = shared.reopen_access_log.clone();
         self.spawn("reloads", reload_on(hangup, shared.admin.registry.clone(), phase_rx(), reopen));

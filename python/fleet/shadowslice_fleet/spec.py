@@ -42,6 +42,7 @@ SUPERVISOR_KEYS = {
     "handover",
     "isolation",
     "worker",
+    "sleep",
     "standby",
     "cpus",
     "memory",

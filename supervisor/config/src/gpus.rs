@@ -12,7 +12,7 @@ pub(super) fn gpus(list: &Value<'_>) -> Vec<GpuConfig> {
     let mut gpus: Vec<GpuConfig> = Vec::new();
     for item in &list.items() {
         // A placeholder replaces a faulty GPU, so that the other GPUs keep their indices.
-        let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(USUAL_SMS) });
+        let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(USUAL_SMS), memory: None });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
             item.fault("this GPU is already in the list; list each GPU once, as models share it");
         }
@@ -24,13 +24,15 @@ pub(super) fn gpus(list: &Value<'_>) -> Vec<GpuConfig> {
 fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
     let fields = item.fields();
     let device = fields.required("device", "give the index or UUID of a GPU, or `emulated`")?;
+    let memory = item.entry("memory").and_then(|value| value.size());
     if device.text()? == "emulated" {
         fields.forbid(&["partition"], "only a real GPU has this; an emulated GPU always enforces shares");
-        return Some(GpuConfig::Emulated { sms: Sms(fields.read("sms", |value| value.whole())) });
+        let sms = Sms(fields.read("sms", |value| value.whole()));
+        return Some(GpuConfig::Emulated { sms, memory });
     }
     fields.forbid(&["sms"], "only an emulated GPU has this");
     let partition = fields.read("partition", |value| value.one_of(&PARTITIONS));
-    device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition })
+    device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition, memory })
 }
 
 fn is_same(one: &GpuConfig, other: &GpuConfig) -> bool {

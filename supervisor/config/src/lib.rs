@@ -24,6 +24,7 @@ mod reader;
 mod render;
 mod settings;
 mod shares;
+mod sleep;
 mod tracing;
 mod types;
 mod units;

@@ -13,7 +13,7 @@ use super::types::{
     ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
     WarmupConfig, WarmupInput,
 };
-use super::{Context, absolute, batch, engine, isolation, profile, shares, units, warmup};
+use super::{Context, absolute, batch, engine, isolation, profile, shares, sleep, units, warmup};
 
 /// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
@@ -79,6 +79,7 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         priority: priority(fields, gpu, controller, context),
         handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
         shared_worker: isolation::shared_worker(fields),
+        sleep: sleep::sleep(fields),
         standby: fields.read("standby", |value| value.one_of(&STANDBYS)),
         cpus: fields.read("cpus", |value| Some(cpus(value, context))),
         memory_limit: memory_limit(fields, gpu, context),
@@ -87,6 +88,7 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         broken: broken(context, first_file_fault),
     };
     isolation::check_shared(fields, &model);
+    sleep::check_sleep(fields, &model);
     model
 }
 
@@ -193,7 +195,7 @@ fn note_hopeless(
     context: &Context<'_>,
 ) {
     let whole = match gpu {
-        Some(GpuConfig::Emulated { sms }) => *sms,
+        Some(GpuConfig::Emulated { sms, .. }) => *sms,
         // The number of SMs of a real GPU is not known yet. The profile's largest number is used
         // instead, because the times do not change above this number.
         Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),

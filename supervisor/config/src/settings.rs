@@ -181,7 +181,9 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     {
         value.fault(format!("fewer users than the {models} models; give one user for each model"));
     }
-    WorkersConfig { environment, users, memory: fields.optional("memory", Value::size) }
+    let memory = fields.optional("memory", Value::size);
+    let host_memory = fields.optional("host_memory", Value::size);
+    WorkersConfig { environment, users, memory, host_memory }
 }
 
 /// Parses a range of user ids, `FIRST-LAST`. Rejects a range that includes root.

@@ -33,7 +33,7 @@ pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig 
 /// Returns the default of `share.min`: the smallest share that gives [`Sms::STEP`] SMs.
 fn default_min(gpu: Option<&GpuConfig>) -> Percent {
     let total = match gpu {
-        Some(GpuConfig::Emulated { sms }) => sms.0,
+        Some(GpuConfig::Emulated { sms, .. }) => sms.0,
         Some(GpuConfig::Cuda { .. }) | None => USUAL_SMS,
     };
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)

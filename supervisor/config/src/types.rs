@@ -154,6 +154,8 @@ pub enum GpuConfig {
     Emulated {
         /// The number of SMs.
         sms: Sms,
+        /// The maximum memory of all workers, in bytes. `None` means no limit.
+        memory: Option<u64>,
     },
     /// A real GPU.
     Cuda {
@@ -161,7 +163,19 @@ pub enum GpuConfig {
         device: CudaDevice,
         /// The mechanism that enforces shares.
         partition: Partitioning,
+        /// The maximum memory of all workers, in bytes. `None` means all memory that is free.
+        memory: Option<u64>,
     },
+}
+
+impl GpuConfig {
+    /// Returns the maximum memory of all workers, in bytes. `None` means that the configuration does not
+    /// limit it.
+    pub fn memory(&self) -> Option<u64> {
+        match self {
+            Self::Emulated { memory, .. } | Self::Cuda { memory, .. } => *memory,
+        }
+    }
 }
 
 /// The mechanism that enforces shares on a real GPU.
@@ -260,6 +274,9 @@ pub struct WorkersConfig {
     pub users: Option<RangeInclusive<u32>>,
     /// The limit on the host memory of each worker, in bytes. `None` means no limit.
     pub memory: Option<u64>,
+    /// The limit on the pinned host memory in which the weights of models that sleep wait, in bytes.
+    /// `None` means half of the host's memory.
+    pub host_memory: Option<u64>,
 }
 
 /// The settings of ONNX Runtime.

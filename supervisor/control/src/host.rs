@@ -94,8 +94,10 @@ pub fn gpus(
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &GpuConfig)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
-            GpuConfig::Emulated { sms } => Arc::new(EmulatedBackend::new(*sms).map_err(HostError::Emulated)?),
-            GpuConfig::Cuda { device, partition } => {
+            GpuConfig::Emulated { sms, .. } => {
+                Arc::new(EmulatedBackend::new(*sms).map_err(HostError::Emulated)?)
+            }
+            GpuConfig::Cuda { device, partition, .. } => {
                 let (name, uuid) = identify(device)?;
                 only_once(&mut known, &name, &uuid)?;
                 match partition {
@@ -294,6 +296,12 @@ pub fn request_memory(limits: &config::LimitsConfig) -> u64 {
         cgroups.ok().and_then(|own| own.0.iter().filter(|own| own.hierarchy == 0).find_map(of_cgroup));
     let least = config::LimitsConfig::least_memory(limits.request_bytes, limits.response_bytes);
     (host.min(cgroup.unwrap_or(u64::MAX)) / PART).max(least)
+}
+
+/// Returns `workers.host_memory`, or half of the host's memory.
+pub fn pinned_memory(workers: &config::WorkersConfig) -> u64 {
+    let half = || procfs::Meminfo::current().map_or(0, |meminfo| meminfo.mem_total / 2);
+    workers.host_memory.unwrap_or_else(half)
 }
 
 fn affordable(configured: usize, own: u64, open_files: u64) -> usize {

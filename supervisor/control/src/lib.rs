@@ -6,4 +6,5 @@ pub mod host;
 pub mod models;
 pub mod nvml;
 pub mod process;
+pub mod residency;
 mod run_dir;

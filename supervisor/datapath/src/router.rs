@@ -226,6 +226,7 @@ mod tests {
             memory: 4096,
             profile: None,
             content: Arc::default(),
+            residency: Arc::default(),
         };
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
     }

@@ -3,6 +3,7 @@
 mod collect;
 mod gpus;
 mod plan;
+mod sleep;
 mod states;
 pub(crate) mod table;
 mod text;
@@ -17,6 +18,8 @@ pub(crate) use collect::{of_gpu, of_served, of_unloaded};
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub(crate) use plan::{plan, why as plan_why};
+pub use sleep::SleepStatus;
+pub(crate) use sleep::sleep_note;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
 use shadowslice_control::backend::BackendKind;
@@ -165,6 +168,8 @@ pub struct ModelStatus {
     /// The reason why a standby is missing although the configuration requires one.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
+    /// The sleep of the model. `None` if no worker serves.
+    pub sleep: Option<SleepStatus>,
 }
 
 /// The files from which a model was loaded.

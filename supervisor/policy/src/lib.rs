@@ -13,6 +13,7 @@ pub mod groups;
 pub mod latency;
 pub mod placement;
 pub mod reconcile;
+pub mod residency;
 pub mod restart;
 pub mod scheduler;
 pub mod sharing;

@@ -206,6 +206,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/open.rs",
     "worker/src/device/cuda/partition.rs",
     "worker/src/device/cuda/pinned.rs",
+    "worker/src/device/cuda/pinned_file.rs",
     "worker/src/device/cuda/region.rs",
     "worker/src/device/cuda/facts.rs",
     "worker/python/src/host.rs",
@@ -227,16 +228,16 @@ pub(crate) const MAX_LINES: usize = 500;
 /// The maximum number of lines of code of each crate that operators run, without blank lines, comments
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
-    ("shared", 1800),
-    ("worker", 7100),
+    ("shared", 1850),
+    ("worker", 7500),
     ("worker/python", 250),
-    ("supervisor", 1600),
-    ("supervisor/config", 3850),
-    ("supervisor/control", 9900),
-    ("supervisor/datapath", 4400),
+    ("supervisor", 1650),
+    ("supervisor/config", 3950),
+    ("supervisor/control", 10200),
+    ("supervisor/datapath", 4800),
     ("supervisor/ingress", 6650),
-    ("supervisor/operations", 6250),
-    ("supervisor/policy", 6400),
+    ("supervisor/operations", 6450),
+    ("supervisor/policy", 6650),
     ("supervisor/succession", 600),
 ];
 

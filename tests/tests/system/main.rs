@@ -34,6 +34,7 @@ mod repository;
 mod resize;
 mod rolling;
 mod shared_workers;
+mod sleep;
 mod slo_accounting;
 mod slow_clients;
 mod slow_model;

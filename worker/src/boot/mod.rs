@@ -309,7 +309,7 @@ impl Parts {
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let PreparedProcess { host, library, is_shared } = prepared;
         let loaded_ns = now_ns();
-        let device = ComputeDevice::open(assignment, pool)?;
+        let mut device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
         if !is_shared
             && let Err(breach) = sandbox::deny_connections()
@@ -411,6 +411,10 @@ impl Parts {
             warmed.partitions = Some(proven);
         }
         warmed.memory = self.memory;
+        warmed.sleep = match self.device.emulated() {
+            Some(gpu) => Ok(gpu.weights()),
+            None => self.engine.sleep_bytes(),
+        };
         self.engine.describe(&mut warmed);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());
@@ -436,6 +440,6 @@ impl Parts {
 
     fn into_warm(self, batched: bool) -> WarmWorker {
         let Self { engine, signature, device, pinned, requests, slots, socket, .. } = self;
-        WarmWorker { engine, signature, batched, device, pinned, requests, slots, socket }
+        WarmWorker { engine, signature, batched, device, pinned, requests, slots, socket, is_asleep: false }
     }
 }

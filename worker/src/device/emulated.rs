@@ -7,20 +7,22 @@
 //! notices the batch does not matter. A late wake-up therefore delays one answer but not the next
 //! batch, and the throughput matches the profile.
 
+use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::futex::{self, Timespec};
-use shadowslice_shared::boot::{BootRefusal, PRIORITY_VARIABLE, SHARE_VARIABLE};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, PRIORITY_VARIABLE, SHARE_VARIABLE};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Pool, SEATS};
-use shadowslice_shared::profile::Execution;
+use shadowslice_shared::profile::{Execution, ProcessMemory};
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::StartedBatch;
+use super::emulated_memory::EmulatedMemory;
 use super::timeline::BatchProgress;
 use crate::clock::now_ns;
 use shadowslice_shared::errors::chain;
@@ -38,6 +40,7 @@ pub struct EmulatedGpu {
     occupied: bool,
     /// The time at which the last batch ended.
     free_ns: u64,
+    memory: EmulatedMemory,
 }
 
 impl EmulatedGpu {
@@ -68,11 +71,33 @@ impl EmulatedGpu {
             Some(division) => (SharedGpu { sms, division: Some(division) }, None),
             None => (SharedGpu::new(sms), Some(own)),
         };
-        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied: false, free_ns: now_ns() })
+        let (occupied, free_ns, memory) = (false, now_ns(), EmulatedMemory::default());
+        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied, free_ns, memory })
     }
 
     pub fn sms(&self) -> Sms {
         self.own.sms
+    }
+
+    /// Takes the memory that the profile states.
+    pub fn take_memory(
+        &mut self,
+        supervisor: Option<&OwnedFd>,
+        profile: ProcessMemory,
+    ) -> io::Result<DeviceMemory> {
+        self.memory = EmulatedMemory::take(supervisor, profile)?;
+        Ok(self.memory.usage())
+    }
+
+    /// Returns the size of the weights, which a model releases while it sleeps, in bytes.
+    pub fn weights(&self) -> u64 {
+        self.memory.usage().weights
+    }
+
+    /// Allocates the weights again, and returns the time that a real GPU would take for this.
+    pub fn wake(&mut self) -> io::Result<Duration> {
+        self.memory.bring()?;
+        Ok(self.memory.wake_time())
     }
 
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
@@ -217,6 +242,7 @@ mod tests {
             execution: Some(execution),
             occupied: false,
             free_ns: now_ns(),
+            memory: EmulatedMemory::default(),
         }
     }
 

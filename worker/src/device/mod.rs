@@ -24,7 +24,7 @@ use emulated::EmulatedGpu;
 pub enum ComputeDevice {
     /// The host's CPU, which only computes reference answers and adds no emulated time.
     Host,
-    Emulated(EmulatedGpu),
+    Emulated(Box<EmulatedGpu>),
     Cuda(Arc<CudaGpu>),
 }
 
@@ -46,7 +46,8 @@ impl ComputeDevice {
             (_, DeviceSpec::Emulated { sms, seat }) => {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 let division = assignment.partition.as_ref().map(|partition| partition.division.clone());
-                EmulatedGpu::open(sms, division, seat, pool, execution).map(Self::Emulated)
+                let gpu = EmulatedGpu::open(sms, division, seat, pool, execution);
+                gpu.map(|gpu| Self::Emulated(Box::new(gpu)))
             }
             (_, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
         }
@@ -70,17 +71,25 @@ impl ComputeDevice {
     /// Takes the memory that an emulated GPU's profile states. `weights` is the socket over which
     /// workers and supervisor exchange the model's weights.
     pub fn take_memory(
-        &self,
+        &mut self,
         profile: Option<&Profile>,
         weights: Option<&OwnedFd>,
     ) -> Result<DeviceMemory, BootRefusal> {
         match (self, profile) {
-            (Self::Emulated(_), Some(profile)) => {
-                emulated_memory::take(weights, &profile.memory).map_err(|error| {
+            (Self::Emulated(gpu), Some(profile)) => {
+                gpu.take_memory(weights, profile.memory).map_err(|error| {
                     BootRefusal::Setup(format!("cannot exchange weights with the supervisor: {error}"))
                 })
             }
             _ => Ok(DeviceMemory::default()),
+        }
+    }
+
+    /// Returns the emulated GPU, or `None` on another device.
+    pub fn emulated(&mut self) -> Option<&mut EmulatedGpu> {
+        match self {
+            Self::Host | Self::Cuda(_) => None,
+            Self::Emulated(gpu) => Some(gpu),
         }
     }
 

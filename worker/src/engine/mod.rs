@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, StreamStep};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, SleepReply, StreamStep};
 use shadowslice_shared::boot::{BootRefusal, EngineSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
@@ -127,6 +127,25 @@ pub trait Engine: Debug {
 
     /// Stops using a partition. `in_use` is true if a batch is running on it.
     fn forget(&mut self, _groups: Groups, _in_use: bool) {}
+
+    /// Returns the size in bytes of the GPU memory that the model releases while it sleeps, or the reason
+    /// why it cannot sleep.
+    fn sleep_bytes(&self) -> Result<u64, String> {
+        Err("only ONNX models on a CUDA GPU can release their weights".to_owned())
+    }
+
+    /// Releases the model's weights on the GPU, which must have finished all batches. `pin` is true if
+    /// the weights may stay in host memory from which the GPU copies directly. The caller measures the
+    /// time.
+    fn sleep(&mut self, _pin: bool) -> Result<SleepReply, String> {
+        Err(self.sleep_bytes().err().unwrap_or_default())
+    }
+
+    /// Brings the weights back. The copies may still be in progress, but batches that start later wait
+    /// for them. If this fails, the model still sleeps.
+    fn wake(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// The engine that runs the worker's model.

@@ -10,18 +10,19 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Batch, BatchAnswer, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, PartitionReply, RunFailure, StreamStep,
-    UNREADABLE, WorkerMessage, decode, encode,
+    Batch, BatchAnswer, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, PartitionReply, RunFailure, SleepReply,
+    StreamStep, UNREADABLE, WorkerMessage, decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
+use crate::clock::{HungUp, after, now_ns, wait_until};
 use crate::device::ComputeDevice;
 use crate::device::cuda::CudaError;
 use crate::device::cuda::pinned::PinnedSlabs;
 use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
-use on_gpu::GpuServeLoop;
+use on_gpu::{GpuResidency, GpuServeLoop};
 use shadowslice_shared::errors::chain;
 
 /// The maximum length of an engine's error text, in bytes. Longer texts are truncated, so that
@@ -41,6 +42,8 @@ pub struct WarmWorker {
     pub(crate) requests: ReadableSlab,
     pub(crate) slots: AnswerSlots,
     pub(crate) socket: OwnedFd,
+    /// True if the model's weights are not on the device.
+    pub(crate) is_asleep: bool,
 }
 
 /// The reasons why a worker stops serving.
@@ -69,6 +72,7 @@ impl WarmWorker {
                     requests,
                     slots,
                     in_flight,
+                    residency: GpuResidency::Awake,
                 }
                 .serve(&socket)
             }
@@ -108,6 +112,11 @@ impl WarmWorker {
                     self.engine.forget(groups, false);
                     continue;
                 }
+                Ok(Command::Sleep { pin }) => WorkerMessage::Asleep(self.sleep(pin)),
+                Ok(Command::Wake) => match self.wake() {
+                    Ok(awake) => WorkerMessage::Awake(awake),
+                    Err(HungUp) => return Ok(()),
+                },
                 Err(unreadable) => WorkerMessage::Answer(unreadable),
             };
             if !send_report(&self.socket, &report, &mut message)? {
@@ -152,8 +161,39 @@ impl WarmWorker {
         Ok(failed(id, failure))
     }
 
+    fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
+        let begun_ns = now_ns();
+        let slept = match self.device.emulated() {
+            Some(gpu) => {
+                let released = gpu.weights();
+                SleepReply { released, pinned: if pin { released } else { 0 }, ..SleepReply::default() }
+            }
+            None => self.engine.sleep(pin)?,
+        };
+        self.is_asleep = true;
+        Ok(SleepReply { took_us: micros_since(begun_ns), ..slept })
+    }
+
+    fn wake(&mut self) -> Result<Result<u64, String>, HungUp> {
+        let begun_ns = now_ns();
+        let woken = match self.device.emulated() {
+            Some(gpu) => gpu.wake().map_err(|error| error.to_string()),
+            None => self.engine.wake().map(|()| Duration::ZERO),
+        };
+        let took = match woken {
+            Ok(took) => took,
+            Err(why) => return Ok(Err(why)),
+        };
+        wait_until(after(begun_ns, took), &self.socket)?;
+        self.is_asleep = false;
+        Ok(Ok(micros_since(begun_ns)))
+    }
+
     /// Runs a batch. If the batch fails, it takes no time on the device.
     fn run(&mut self, batch: &Batch) -> Result<(Duration, EngineAnswer), RunFailure> {
+        if self.is_asleep {
+            return Err(RunFailure::Asleep);
+        }
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
         let ran = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
@@ -199,6 +239,10 @@ fn send_report(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> 
     }
 }
 
+fn micros_since(begun_ns: u64) -> u64 {
+    now_ns().saturating_sub(begun_ns) / 1_000
+}
+
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
@@ -220,6 +264,13 @@ fn too_long(report: &WorkerMessage) -> WorkerMessage {
         WorkerMessage::Prepared(prepared) => {
             let why = "the reason is too long for one message".to_owned();
             WorkerMessage::Prepared(PartitionReply { result: Err(why), ..prepared.clone() })
+        }
+        WorkerMessage::Asleep(slept) => {
+            let slept = slept.clone().map(|reply| SleepReply { unpinned: None, ..reply });
+            WorkerMessage::Asleep(slept.map_err(|_| "the reason is too long for one message".to_owned()))
+        }
+        WorkerMessage::Awake(_) => {
+            WorkerMessage::Awake(Err("the reason is too long for one message".to_owned()))
         }
     }
 }

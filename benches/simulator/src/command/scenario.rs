@@ -23,7 +23,7 @@ pub(super) enum NotSimulated {
 /// profiles are read.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &GpuConfig)| match gpu {
-        GpuConfig::Emulated { sms } => Ok(*sms),
+        GpuConfig::Emulated { sms, .. } => Ok(*sms),
         GpuConfig::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
     };
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::engine::EngineName;
 use super::faults::FaultLog;
-use super::types::{HandoverMode, OnLate, Partitioning, ProviderKind};
+use super::types::{HandoverMode, OnLate, Partitioning, ProviderKind, SleepConfig};
 use super::units;
 use super::yaml::{self, YamlNode};
 
@@ -62,6 +62,10 @@ pub(super) const HANDOVERS: Words<HandoverMode, 4> = [
 
 /// The words of `isolation`. True means a shared worker.
 pub(super) const ISOLATIONS: Words<bool, 2> = [("process", false), ("shared", true)];
+
+/// The words of `sleep`. Instead of a word, it can be a map.
+pub(super) const SLEEPS: Words<SleepConfig, 2> =
+    [("never", SleepConfig::Never), ("on-pressure", SleepConfig::OnPressure)];
 
 pub(super) const STANDBYS: Words<bool, 2> = [("off", false), ("always", true)];
 

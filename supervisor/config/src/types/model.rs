@@ -41,6 +41,8 @@ pub struct ModelConfig {
     /// The name of the process that the model's workers share with other models. If `None`, each worker
     /// has a process of its own.
     pub shared_worker: Option<String>,
+    /// The time at which the model releases its weights on the GPU.
+    pub sleep: SleepConfig,
     /// True if the supervisor keeps a second worker warm at the current share. This worker takes
     /// over if the first worker exits unexpectedly.
     pub standby: bool,
@@ -121,6 +123,32 @@ pub struct SloTarget {
     pub latency: Duration,
     /// The percentage of requests that must be in time, above 0 and below 100.
     pub percentile: f64,
+}
+
+/// The rule that decides when a model sleeps, which means that its weights are not on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SleepConfig {
+    /// The model sleeps only if an operator orders it.
+    Never,
+    /// The model sleeps when other models need its memory.
+    OnPressure,
+    /// The model also sleeps when no request has arrived for this time.
+    After(Duration),
+}
+
+impl SleepConfig {
+    /// Returns whether the supervisor may choose the model to sleep.
+    pub fn may_sleep(self) -> bool {
+        self != Self::Never
+    }
+
+    /// Returns the time without requests after which the model sleeps. `None` means no limit.
+    pub fn after(self) -> Option<Duration> {
+        match self {
+            Self::Never | Self::OnPressure => None,
+            Self::After(after) => Some(after),
+        }
+    }
 }
 
 /// The inputs that the operator gives for a model's warm-up.

@@ -96,6 +96,11 @@ impl BackendFacts {
         Self { device, uuid, kind, sms, division, occupancy, reserved: AtomicU64::new(0) }
     }
 
+    /// Returns the memory that is reserved for workers that start, in bytes.
+    pub fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
     /// Returns the part of `free` bytes that is not reserved.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))

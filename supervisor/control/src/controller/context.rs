@@ -11,6 +11,7 @@ use super::memory::MemoryLedger;
 use crate::backend::Gpus;
 use crate::nvml::Readings;
 use crate::process::{SharedProcesses, StartQueue, Users, WorkerSettings};
+use crate::residency::ResidencyBoard;
 
 /// The parts of the supervisor that all controllers use.
 #[derive(Debug, Clone)]
@@ -38,6 +39,8 @@ pub struct Context {
     pub policy_acts: bool,
     /// The processes in which several models have their workers.
     pub shared: Arc<SharedProcesses>,
+    /// The results of the task that decides which models sleep.
+    pub residency: Arc<ResidencyBoard>,
     /// The queue in which all models wait to start their workers.
     pub starts: Arc<StartQueue>,
 }

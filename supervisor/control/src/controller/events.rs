@@ -264,6 +264,12 @@ impl Controller {
                 LifecycleEvent::FirstAnswer(worker)
             }
             LaneEvent::Prepared(worker, prepared) => LifecycleEvent::Prepared { worker, prepared },
+            LaneEvent::Asleep(_) => {
+                // Open descriptors would keep the memory allocated.
+                self.weights = KeptWeights::default();
+                return;
+            }
+            LaneEvent::Awake(worker) => return self.keep_weights(worker),
             LaneEvent::Gone(worker) => {
                 LifecycleEvent::LaneEnded { worker, idle: self.pipeline.is_idle(worker) }
             }

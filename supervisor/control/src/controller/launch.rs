@@ -211,7 +211,8 @@ impl Controller {
     pub(super) fn attach(&mut self, worker: WorkerId, share: Percent, slice: Slice, sizes: Vec<u32>) {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let facts = self.gpu.facts();
-        let Some(lane) = self.processes.get_mut(&worker).and_then(Worker::lane) else { return };
+        let Some(process) = self.processes.get_mut(&worker) else { return };
+        let (Some(lane), sleep) = (process.lane(), process.sleep.clone()) else { return };
         let arrival = LaneWorker {
             worker,
             share,
@@ -220,6 +221,7 @@ impl Controller {
             pads: self.gpu.is_real() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
             device: facts.uuid.as_deref().unwrap_or(&facts.device).into(),
             occupancy: Arc::clone(&facts.occupancy),
+            sleep,
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
         self.context.workers.data_path.spawn(reader.run());

@@ -27,9 +27,11 @@ impl Controller {
     }
 
     /// Returns the memory that a worker needs and finds. Returns `None` if one of them is unknown, as
-    /// on an emulated GPU.
+    /// on an emulated GPU without a limit.
     pub(super) fn room(&self) -> Option<Room> {
-        let free = self.reading()?.free;
+        let read = self.reading().map(|memory| memory.free);
+        // Models sleep if a starting worker needs their memory.
+        let free = self.context.residency.available(self.model.gpu).or(read)?;
         Some(Room { needed: self.account.need()?, free })
     }
 

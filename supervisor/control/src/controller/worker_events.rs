@@ -59,12 +59,10 @@ impl Controller {
     }
 
     fn handle_warmed(&mut self, worker: WorkerId, warmed: WarmUpReport) {
+        self.keep_weights(worker);
         let (model, pid) = (&self.model.name, self.pid(worker));
         let Some(process) = self.processes.get_mut(&worker) else { return };
         let asked = process.groups;
-        if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
-            tracing::warn!(model, pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
-        }
         if let Some(why) = &warmed.unshared {
             tracing::warn!(
                 model,
@@ -81,6 +79,14 @@ impl Controller {
         self.handle(LifecycleEvent::Warmed { worker, warmed, asked });
         if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
             tracing::info!(model = self.model.name, pid, "warm standby ready");
+        }
+    }
+
+    /// Keeps the weights that a worker has loaded, for the model's later workers.
+    pub(super) fn keep_weights(&mut self, worker: WorkerId) {
+        let Some(process) = self.processes.get(&worker) else { return };
+        if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
+            tracing::warn!(model = self.model.name, pid = process.pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
         }
     }
 

@@ -162,6 +162,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         priority,
         handover,
         shared_worker,
+        sleep,
         standby,
         cpus,
         memory_limit,
@@ -172,6 +173,8 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
     let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
     // A worker starts either with a partition or with a percentage, and cannot change this.
     let same_mechanism = handover.may_be_in_process() == old.handover.may_be_in_process();
+    let both_shared = shared_worker.is_some() && old.shared_worker.is_some();
+    let same_worker = *shared_worker == old.shared_worker || !both_shared;
     let in_place = [
         ("share.initial", share.initial == old.share.initial || !moves),
         ("share.min", share.min == old.share.min),
@@ -181,6 +184,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("queue.on_late", *on_late == old.queue.on_late),
         ("priority", *priority == old.priority),
         ("handover", *handover == old.handover || !same_mechanism),
+        ("sleep", *sleep == old.sleep),
         ("standby", *standby == old.standby),
         ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
@@ -195,10 +199,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("queue.memory", *memory == old.queue.memory),
         ("cpus", *cpus == old.cpus),
         ("isolation", shared_worker.is_some() == old.shared_worker.is_some()),
-        (
-            "worker",
-            *shared_worker == old.shared_worker || shared_worker.is_none() || old.shared_worker.is_none(),
-        ),
+        ("worker", same_worker),
         ("memory", *memory_limit == old.memory_limit),
         ("warmup", *warmup == old.warmup),
         (FILES, *broken == old.broken),
@@ -206,11 +207,8 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
     let in_place = differing(&in_place);
     let needs_workers = [differing(&needs_workers), engine(&old.engine, &new.engine)].concat();
     // A default share that equals a given one does not count, nor does another path of an equal profile.
-    (!in_place.is_empty() || !needs_workers.is_empty()).then(|| ModelDiff {
-        model: new.clone(),
-        in_place,
-        needs_workers,
-    })
+    let differs = !in_place.is_empty() || !needs_workers.is_empty();
+    differs.then(|| ModelDiff { model: new.clone(), in_place, needs_workers })
 }
 
 /// Returns the keys without `true`, which means that both configurations have the same value.

@@ -97,6 +97,7 @@ impl ModelFactory {
             memory: model.queue.memory,
             profile: model.profile.clone(),
             content: Arc::clone(&files.content),
+            residency: Arc::clone(&self.context.residency.signal),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);

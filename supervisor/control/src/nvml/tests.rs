@@ -66,13 +66,13 @@ impl Xids for BoardXids<'_> {
 }
 
 fn cuda(device: CudaDevice) -> config::GpuConfig {
-    config::GpuConfig::Cuda { device, partition: config::Partitioning::Mps }
+    config::GpuConfig::Cuda { device, partition: config::Partitioning::Mps, memory: None }
 }
 
 fn gpus() -> Vec<config::GpuConfig> {
     vec![
         cuda(CudaDevice::Uuid("GPU-1A2b".to_owned())),
-        config::GpuConfig::Emulated { sms: Sms(132) },
+        config::GpuConfig::Emulated { sms: Sms(132), memory: None },
         cuda(CudaDevice::Index(0)),
         cuda(CudaDevice::Index(7)),
     ]
@@ -143,7 +143,7 @@ fn a_dropped_watch_lets_go_of_the_driver() {
 
 #[test]
 fn without_real_gpus_nothing_is_opened_and_without_a_driver_nothing_fails() {
-    let emulated = [config::GpuConfig::Emulated { sms: Sms(132) }];
+    let emulated = [config::GpuConfig::Emulated { sms: Sms(132), memory: None }];
     assert_eq!(Watch::start(&emulated).readings().look()[0], None);
     let watch = Watch::start(&gpus());
     assert_eq!(watch.readings().look().len(), gpus().len());

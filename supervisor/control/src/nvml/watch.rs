@@ -50,6 +50,8 @@ pub struct Reading {
     pub identity: Identity,
     /// The last usage, or `None` before the first reading and while NVML cannot read it.
     pub usage: Option<Usage>,
+    /// The time at which the usage was read.
+    pub read_at: Instant,
     /// The number of errors that the driver has reported since the start.
     pub xid_errors: u64,
 }
@@ -158,7 +160,7 @@ fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
         );
         return None;
     };
-    Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
+    Some(Reading { identity: identity.clone(), usage: None, read_at: Instant::now(), xid_errors: 0 })
 }
 
 /// Reads the usage of the GPUs and receives their errors, until the stop.
@@ -213,6 +215,7 @@ fn read_usage(driver: &dyn Driver, readings: &Readings, uuid: &str) {
             );
         }
         reading.usage = usage.ok();
+        reading.read_at = Instant::now();
     });
 }
 

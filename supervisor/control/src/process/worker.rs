@@ -162,6 +162,9 @@ pub struct Worker {
     pub warming: Option<(u32, Instant)>,
     /// The device memory of the worker by kind, once warm.
     pub memory: Option<DeviceMemory>,
+    /// The device memory that the worker releases while the model sleeps, in bytes, or the reason why the
+    /// model cannot sleep.
+    pub sleep: Result<u64, String>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
     /// The sender for the order to load, until the order is sent.
@@ -248,6 +251,7 @@ impl Worker {
             loaded: None,
             warming: None,
             memory: None,
+            sleep: Err("the worker is not warm".to_owned()),
         };
         launch.attend(host, boot_socket, load_rx, kill_rx, plan);
         Ok(worker)
@@ -281,6 +285,7 @@ impl Worker {
                 self.warming = None;
                 (boot.warmup, boot.proof) = (ms(warmed.warmup), ms(warmed.proof));
                 self.memory = Some(warmed.memory);
+                self.sleep = warmed.sleep.clone();
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) => self.warming = None,

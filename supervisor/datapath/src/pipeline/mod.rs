@@ -17,6 +17,7 @@ mod controls;
 mod figures;
 mod gate;
 mod requests;
+mod sleep;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ pub use requests::{
 };
 pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
+pub use sleep::{ResidencySignal, SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 pub use workers::{
     BatchSocket, EVENT_QUEUE_SIZE, LaneEvent, LaneReader, LaneWorker, Occupancy, OccupancyGuard, StalledBatch,
 };
@@ -70,6 +72,8 @@ pub struct PipelineSettings {
     pub profile: Option<Profile>,
     /// The identity of the model's files: their digest, and the time when they were loaded.
     pub content: Arc<ModelContent>,
+    /// The signals to the task that decides which models sleep.
+    pub residency: Arc<ResidencySignal>,
 }
 
 /// The settings of a pipeline that can change while the pipeline serves.
@@ -129,6 +133,11 @@ impl Pipeline {
             routed: None,
             idle_ended: VecDeque::new(),
             quarantine: Quarantine::default(),
+            residency: settings.residency,
+            pins: true,
+            used: clock.now(),
+            is_wake_ordered: false,
+            sleep_tx: watch::Sender::default(),
         };
         Ok(Self {
             name,

@@ -14,8 +14,8 @@ use shadowslice_policy::scheduler::{
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, watch};
 
 use super::figures::{CountedRefusal, StallMeter, Stats};
 use super::gate::Gate;
@@ -23,6 +23,7 @@ use super::requests::{
     InFlightBatch, PendingRequest, RequestFailure, Reservation, Shapes, WaitingRequest, WorkerAnswer,
     broken_off, died_in_step,
 };
+use super::sleep::{ResidencySignal, SleepPhase};
 use super::trace_event;
 use super::workers::{Admission, LaneEvent, PipelineBatch, PipelineLane, Quarantine, WorkerLink};
 use crate::trace::{LostReason, RouteChange};
@@ -36,6 +37,9 @@ const MAX_IDLE_ENDED: usize = 8;
 /// the delay, memory for the message may be free. If the worker has ended, the lane's reader
 /// notices this before the delay is over.
 const RESEND_DELAY: Duration = Duration::from_millis(5);
+
+/// The delay after its deadline at which a request is refused, if its model still sleeps.
+const OVERDUE_DELAY: Duration = Duration::from_millis(1);
 
 type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
 
@@ -60,6 +64,15 @@ pub(crate) struct PipelineState {
     /// The most recently ended workers that were idle when they ended.
     pub(crate) idle_ended: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
+    /// The signals to the task that decides which models sleep.
+    pub(crate) residency: Arc<ResidencySignal>,
+    /// True if the weights of a model that sleeps may stay in pinned host memory.
+    pub(crate) pins: bool,
+    /// The time of the last accepted request.
+    pub(crate) used: Timestamp,
+    /// True if an operator has ordered the model to wake.
+    pub(crate) is_wake_ordered: bool,
+    pub(crate) sleep_tx: watch::Sender<SleepPhase>,
 }
 
 impl PipelineState {
@@ -97,6 +110,7 @@ impl PipelineState {
             journal.record_queued(now);
         }
         self.stats.accepted += 1;
+        self.used = now;
         self.dispatch(now);
         Ok(())
     }
@@ -138,14 +152,27 @@ impl PipelineState {
 
     /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
+        self.continue_sleep();
         let rest = self.send_all(now);
         self.stall.update(matches!(rest, None | Some(SchedulerWait::NoLane)), now);
         let wait = match rest {
             Some(SchedulerWait::Until(wait)) => Some(wait),
             Some(SchedulerWait::Idle | SchedulerWait::NoLane) => None,
+            Some(SchedulerWait::Asleep) => {
+                self.announce_waiting();
+                self.overdue_at()
+            }
             None => Some(now + RESEND_DELAY),
         };
         self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
+        self.announce_idle();
+        self.publish_sleep();
+    }
+
+    /// Returns the time at which the first request that waits for a model that sleeps is refused.
+    fn overdue_at(&self) -> Option<Timestamp> {
+        let deadline = self.scheduler.earliest_deadline().filter(|_| self.scheduler.refuses_overdue());
+        deadline.map(|deadline| deadline + OVERDUE_DELAY)
     }
 
     /// Sends batches until the scheduler has no more to send, and returns the reason. Returns
@@ -193,6 +220,12 @@ impl PipelineState {
         let failure = match why {
             scheduler::RefusalReason::Overdue => RequestFailure::Unavailable(format!(
                 "the server is overloaded: the request waited {} ms, past its deadline",
+                waited.as_millis()
+            )),
+            scheduler::RefusalReason::Asleep => RequestFailure::Unavailable(format!(
+                "model '{}' sleeps, and other models use the GPU memory that it needs: the request waited {} ms, \
+                 past its deadline",
+                self.name,
                 waited.as_millis()
             )),
             _ => too_late(&self.name, &request),

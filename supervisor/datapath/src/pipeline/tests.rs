@@ -9,6 +9,7 @@ mod hangs;
 mod journal;
 mod misses;
 mod request_options;
+mod sleep;
 mod streams;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -101,6 +102,7 @@ fn settings() -> PipelineSettings {
         memory: MEMORY_BYTES as u64,
         profile: None,
         content: Arc::default(),
+        residency: Arc::default(),
     }
 }
 
@@ -161,6 +163,7 @@ impl Stage {
             sizes: Vec::new(),
             pads: false,
             occupancy: Occupancy::new(true),
+            sleep: Ok(1 << 20),
         };
         change(&mut lane_worker, &socket);
         let reader =

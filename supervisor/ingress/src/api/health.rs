@@ -151,6 +151,7 @@ mod tests {
             memory: 4096,
             profile: None,
             content: Arc::default(),
+            residency: Arc::default(),
         };
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());
         pipeline.open();

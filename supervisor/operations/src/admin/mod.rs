@@ -4,6 +4,7 @@
 mod client;
 mod output;
 mod server;
+mod sleep;
 
 pub use client::{ControlClientError, send};
 pub use output::show;
@@ -41,6 +42,11 @@ pub enum ControlRequest {
         model: String,
         held: bool,
     },
+    /// Makes a model sleep, or wakes it.
+    Sleep {
+        model: String,
+        asleep: bool,
+    },
     Plan,
     Reload,
     /// Moves a model to the GPU with this index in the configuration.
@@ -66,6 +72,7 @@ impl ControlRequest {
             Self::Resize { model, .. } => Some(("resize", model)),
             Self::Hold { model, held: true } => Some(("hold", model)),
             Self::Hold { model, held: false } => Some(("release", model)),
+            Self::Sleep { model, asleep } => Some((if *asleep { "sleep" } else { "wake" }, model)),
             Self::Reload => Some(("reload", "*")),
             Self::Move { model, .. } => Some(("move", model)),
             Self::Upgrade => Some(("upgrade", "*")),
@@ -100,6 +107,14 @@ pub enum ControlReply {
         gpu: usize,
         /// True if the request changed `gpu`.
         news: bool,
+    },
+    /// The model sleeps or is awake, as requested.
+    Slept {
+        asleep: bool,
+        /// True if the request changed this.
+        news: bool,
+        /// The time that the worker took, in ms. `None` if it is unknown.
+        took_ms: Option<f64>,
     },
     Plan(PlanReport),
     Reloaded(ReloadReport),

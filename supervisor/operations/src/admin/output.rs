@@ -49,6 +49,9 @@ pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         (ControlRequest::Drain { model, .. }, ControlReply::Drained { drained, news }) => {
             print(&drained_text(model.as_deref(), drained, news))
         }
+        (ControlRequest::Sleep { model, .. }, ControlReply::Slept { asleep, news, took_ms }) => {
+            print(&slept_text(model, asleep, news, took_ms))
+        }
         (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
         (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
         (
@@ -56,6 +59,7 @@ pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
             other @ (ControlReply::Top(_)
             | ControlReply::Held { .. }
             | ControlReply::Drained { .. }
+            | ControlReply::Slept { .. }
             | ControlReply::Placed { .. }),
         ) => {
             let why = "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
@@ -81,6 +85,13 @@ fn drained_text(model: Option<&str>, drained: bool, news: bool) -> String {
         false => "undrained",
     };
     format!("{name} {how} {state}")
+}
+
+fn slept_text(model: &str, asleep: bool, news: bool, took_ms: Option<f64>) -> String {
+    let how = if news { "is" } else { "was already" };
+    let state = if asleep { "asleep: its next request wakes it" } else { "awake" };
+    let took = took_ms.filter(|_| news).map(|took| format!(", after {} ms", figures::ms(took)));
+    format!("{model} {how} {state}{}", took.unwrap_or_default())
 }
 
 /// Reports that a share was not changed. Returns the exit code.

@@ -11,6 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use super::sleep::sleep;
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
 use crate::history::History;
 use crate::plan::PlanReport;
@@ -276,6 +277,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
     let answered = match request {
         ControlRequest::Resize { .. }
         | ControlRequest::Hold { .. }
+        | ControlRequest::Sleep { .. }
         | ControlRequest::Reload
         | ControlRequest::Move { .. }
             if context.phase.borrow().is_upgrading() =>
@@ -290,6 +292,10 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         })),
         ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, context).await,
         ControlRequest::Hold { model, held } => hold(&model, held, context).await,
+        ControlRequest::Sleep { model, asleep } => match named(&model, context) {
+            Ok(served) => sleep(&served, asleep).await,
+            Err(why) => Err(why),
+        },
         ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),
         ControlRequest::Reload => reload(context).await,
         ControlRequest::Move { model, gpu } => place(&model, gpu, context).await,

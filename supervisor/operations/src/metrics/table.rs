@@ -22,6 +22,25 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge("shadowslice_model_drained", "1 if an operator drained the model or the host; else 0.", |model| {
         one(f64::from(model.status.drained))
     }),
+    gauge("shadowslice_model_asleep", "1 if the model's weights are not on the GPU; else 0.", |model| {
+        one(model.status.sleep.is_some().then(|| f64::from(model.status.sleeps())))
+    }),
+    counter("shadowslice_model_sleeps_total", "Times that the model released its weights.", |model| {
+        one(model.status.sleep.as_ref().map(|sleep| sleep.sleeps as f64))
+    }),
+    summary(
+        "shadowslice_model_wake_seconds",
+        "Time of the model's wakes, until its weights were on the GPU.",
+        wakes,
+    ),
+    counter("shadowslice_model_failed_wakes_total", "Wakes that failed.", |model| {
+        one(model.status.sleep.as_ref().map(|sleep| sleep.failed_wakes as f64))
+    }),
+    gauge(
+        "shadowslice_model_pinned_bytes",
+        "Pinned host memory in which the model's weights wait while it sleeps.",
+        |model| one(model.status.sleep.as_ref().map(|sleep| (sleep.pinned_mib * MIB) as f64)),
+    ),
     gauge(
         "shadowslice_model_files_changed",
         "1 if the model's files have changed since it was loaded, until a reload; else 0.",
@@ -414,6 +433,11 @@ fn total(of: &Total) -> Vec<MetricSample> {
 fn streamed(model: &ModelMetrics, samples: Vec<MetricSample>) -> Vec<MetricSample> {
     let has_streamed = model.totals.stream_steps.count > 0 || model.totals.streams_failed > 0;
     if has_streamed { samples } else { Vec::new() }
+}
+
+fn wakes(model: &ModelMetrics) -> Vec<MetricSample> {
+    let sleep = model.status.sleep.iter();
+    sleep.flat_map(|sleep| sum_and_count(sleep.wake_s, sleep.wakes)).collect()
 }
 
 fn rows(model: &ModelMetrics) -> Vec<MetricSample> {

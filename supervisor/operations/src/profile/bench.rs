@@ -396,7 +396,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
         WorkerMessage::Prepared(PartitionReply { result, .. }) => result.map_err(BenchError::NoPartitions),
-        WorkerMessage::Answer(_) => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
+        _ => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
     }
 }
 

@@ -70,6 +70,7 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         loaded: LoadedStatus::of(&served.files),
         files_changed: served.files.changed.load(Ordering::Relaxed),
         stalled: seen.stalled.map(stalled),
+        sleep: served.pipeline.sleep_report().map(Into::into),
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }
 }

@@ -120,7 +120,7 @@ mod tests {
 
     fn reading(usage: Option<Usage>) -> Reading {
         let identity = Identity { index: 3, uuid: "GPU-5a7c".to_owned(), name: "NVIDIA H200".to_owned() };
-        Reading { identity, usage, xid_errors: 2 }
+        Reading { identity, usage, read_at: std::time::Instant::now(), xid_errors: 2 }
     }
 
     fn gpu(nvml: Option<NvmlStatus>) -> GpuStatus {

@@ -1,5 +1,6 @@
 //! Formats `shadowslice status` as text of 80 columns.
 
+use super::sleep::sleep_notes;
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
 use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
@@ -29,6 +30,7 @@ pub(crate) fn text(status: &HostStatus) -> String {
             say(&format!("{}: the policy wants {wanted}%: {verdict}", model.name));
         }
     }
+    sleep_notes(&status.models).iter().for_each(|note| say(note));
     for gpu in &status.gpus {
         gpus::notes(gpu).iter().for_each(|note| say(note));
         if let Some(line) = gpus::line(gpu) {
@@ -125,8 +127,11 @@ pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> St
 }
 
 pub(crate) fn state(model: &ModelStatus) -> String {
-    let drained = model.drained && model.state == ReportedState::Ready;
-    if drained { "drained".to_owned() } else { model.state.to_string() }
+    match model.state {
+        ReportedState::Ready if model.drained => "drained".to_owned(),
+        ReportedState::Ready if model.sleeps() => "asleep".to_owned(),
+        state => state.to_string(),
+    }
 }
 
 /// Returns the current share. The suffix `h` marks a held share.

@@ -3,7 +3,7 @@
 use super::snapshot::TopModel;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
-use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
+use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why, sleep_note};
 use shadowslice_control::controller::Mechanism;
 
 /// Returns the lines. The most important lines come first, because a small screen shows only the
@@ -15,6 +15,7 @@ pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
     if !runs_here(status) {
         return lines.iter().flat_map(|line| wrapped(line, width, 4)).collect();
     }
+    lines.extend(sleep_note(status));
     lines.push(last_change(model));
     if let Some(plan) = &model.plan {
         lines.push(format!(

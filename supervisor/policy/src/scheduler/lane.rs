@@ -70,12 +70,24 @@ pub struct Slice {
     pub max_rows: Option<u32>,
 }
 
+/// The state of the weights of a lane's worker on the GPU, which decides when batches can execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneWeights {
+    /// Batches execute at once.
+    Loaded,
+    /// The worker accepts no batches. From the order to wake, it takes this time until they execute.
+    Released(Duration),
+    /// The worker accepts batches, and executes them from about this time.
+    Loading(Timestamp),
+}
+
 /// The path to one worker, with the batches that were sent to it.
 #[derive(Debug)]
 pub struct Lane<K, T> {
     /// The worker that executes the batches.
     pub worker: WorkerId,
     pub(super) duty: Duty,
+    pub(super) weights: LaneWeights,
     pub(super) groups: Groups,
     sms: Sms,
     max_rows: Option<u32>,
@@ -110,6 +122,7 @@ impl<K, T> Lane<K, T> {
         Self {
             worker,
             duty: Duty::Idle,
+            weights: LaneWeights::Loaded,
             groups: slice.groups,
             sms: slice.sms,
             max_rows: slice.max_rows,
@@ -232,10 +245,21 @@ impl<K, T> Lane<K, T> {
             true => Duration::ZERO,
             false => self.time(batch.rows),
         };
+        let ready = match self.weights {
+            LaneWeights::Loaded => now,
+            LaneWeights::Released(wake_time) => now + wake_time,
+            LaneWeights::Loading(until) => until.max(now),
+        };
         let mut batches = self.in_flight.iter();
-        let Some(front) = batches.next() else { return now };
-        let ends = front.executing_since.unwrap_or(now) + time(front);
-        batches.fold(ends.max(now), |free, batch| free + time(batch))
+        let Some(front) = batches.next() else { return ready };
+        let began = front.executing_since.unwrap_or(now);
+        let began = if self.weights == LaneWeights::Loaded { began } else { began.max(ready) };
+        batches.fold((began + time(front)).max(now), |free, batch| free + time(batch))
+    }
+
+    /// Returns true if the worker has released its weights, so that it accepts no batches.
+    pub fn sleeps(&self) -> bool {
+        matches!(self.weights, LaneWeights::Released(_))
     }
 
     /// Returns true if the executing batch takes much longer than predicted. This limit is lower than

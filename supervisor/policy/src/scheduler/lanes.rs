@@ -3,7 +3,7 @@
 use shadowslice_shared::ids::WorkerId;
 
 use super::Scheduler;
-use super::lane::{AbandonedRequests, Duty, Lane, Slice};
+use super::lane::{AbandonedRequests, Duty, Lane, LaneWeights, Slice};
 use super::messages::Ticket;
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
@@ -39,6 +39,13 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.move_to(slice);
         if lane.duty == Duty::Serving {
             self.traffic.forget_batches();
+        }
+    }
+
+    /// Records the state of a worker's weights.
+    pub fn set_weights(&mut self, worker: WorkerId, weights: LaneWeights) {
+        if let Some(lane) = self.lane_mut(worker) {
+            lane.weights = weights;
         }
     }
 

@@ -48,6 +48,8 @@ pub enum RefusalReason {
     TooLate,
     /// The deadline of the request has passed, and the model is overloaded.
     Overdue,
+    /// The deadline of the request has passed, and the model still sleeps.
+    Asleep,
 }
 
 /// A request that the scheduler refuses.
@@ -94,6 +96,8 @@ pub enum SchedulerWait {
     Until(Timestamp),
     /// A worker that serves. Requests are queued, but no lane accepts them.
     NoLane,
+    /// A worker that has its weights. Requests are queued, but the model sleeps.
+    Asleep,
 }
 
 /// The effect of a completed batch on predictions.

@@ -18,6 +18,7 @@ mod deadline;
 mod lane;
 mod lanes;
 mod messages;
+mod overdue;
 mod overload;
 pub mod queue;
 mod queues;
@@ -33,7 +34,7 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{AdmissionPolicy, Observation};
 
-pub use lane::{AbandonedRequests, BatchInFlight, Lane, Slice};
+pub use lane::{AbandonedRequests, BatchInFlight, Lane, LaneWeights, Slice};
 pub use messages::{
     CompletedBatch, NextAction, OutgoingBatch, RefusalReason, RefusedRequest, SchedulerWait, SchedulingRules,
     Ticket,
@@ -187,6 +188,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             return NextAction::Act(Vec::new(), Some(step));
         }
         let next = match self.serving() {
+            Some(lane) if self.lanes[lane].sleeps() && !self.queues.is_empty() => {
+                NextAction::Wait(SchedulerWait::Asleep)
+            }
             Some(lane) => self.next_on(lane, now),
             None if self.queues.is_empty() => NextAction::Wait(SchedulerWait::Idle),
             None => NextAction::Wait(SchedulerWait::NoLane),
@@ -420,17 +424,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Removes and returns the queued requests that `gone` selects. Inspects every queued request.
     pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<QueuedRequest<K, T>> {
         self.queues.take_if(|request| gone(&request.item))
-    }
-
-    /// Removes and returns the queued requests whose deadline has passed. Does nothing if the
-    /// configuration does not refuse late requests.
-    pub fn take_overdue(&mut self, now: Timestamp) -> Vec<RefusedRequest<K, T>> {
-        if self.overload.is_none() {
-            return Vec::new();
-        }
-        let overdue = self.queues.take_if(|request| request.deadline < now);
-        let refused = overdue.into_iter().filter(|request| !request.item.is_settled());
-        refused.map(|request| RefusedRequest { request, why: RefusalReason::Overdue }).collect()
     }
 
     /// Removes and returns all queued requests.

@@ -93,6 +93,14 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.entries.is_empty()
     }
 
+    /// Returns the earliest deadline of all requests, or `None` if there are none.
+    pub fn earliest_deadline(&self) -> Option<Timestamp> {
+        let first_fresh = QueueKey { fresh: true, deadline: Timestamp::default(), sequence: 0 };
+        let put_back = self.entries.range(..first_fresh).next();
+        let fresh = self.entries.range(first_fresh..).next();
+        [put_back, fresh].into_iter().flatten().map(|(place, _)| place.deadline).min()
+    }
+
     /// Removes and returns all requests in queue order.
     pub fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.groups.clear();

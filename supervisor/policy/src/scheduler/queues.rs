@@ -73,6 +73,11 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         soonest.map_or(NextBatch::Idle, NextBatch::WaitUntil)
     }
 
+    /// Returns the earliest deadline of all requests, or `None` if there are none.
+    pub(super) fn earliest_deadline(&self) -> Option<Timestamp> {
+        self.levels.values().filter_map(RequestQueue::earliest_deadline).min()
+    }
+
     /// Removes and returns the requests that `gone` selects. Inspects every request.
     pub(super) fn take_if(
         &mut self,

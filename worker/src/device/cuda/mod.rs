@@ -15,6 +15,7 @@ pub mod isolation;
 mod open;
 pub mod partition;
 pub mod pinned;
+pub mod pinned_file;
 pub mod region;
 
 pub use facts::{GpuFacts, facts, initialise};
@@ -199,6 +200,12 @@ impl CudaGpu {
     pub fn end(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
+        self.signal_after()
+    }
+
+    /// Makes [`CudaGpu::completions`] readable once all work that is already on the compute stream has
+    /// ended.
+    fn signal_after(&self) -> Result<(), CudaError> {
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the callback only writes to the eventfd, which is closed after all work on the
         // stream has ended.
@@ -223,6 +230,14 @@ impl CudaGpu {
         self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
 
+    /// Returns a mark as [`Self::mark`] does. [`CudaGpu::completions`] becomes readable once the GPU has
+    /// finished all work before the mark.
+    pub fn signalled_mark(&self) -> Result<StreamMark, CudaError> {
+        let mark = self.mark()?;
+        self.signal_after()?;
+        Ok(mark)
+    }
+
     /// Waits until the GPU has finished all batches and copies of this model.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let finished = self.copies.synchronize().and_then(|()| self.compute.synchronize());
@@ -230,7 +245,7 @@ impl CudaGpu {
     }
 
     /// Waits until the GPU has finished all work of the process.
-    fn synchronize_context(&self) -> Result<(), CudaError> {
+    pub fn synchronize_context(&self) -> Result<(), CudaError> {
         let _exclusion = Exclusion::of_setup();
         self.context.synchronize().map_err(cuda_error("finish the work of the process"))
     }
@@ -246,6 +261,11 @@ impl StreamMark {
     /// early, because the GPU then runs none of that work.
     pub fn wait(self) {
         self.0.synchronize().ok();
+    }
+
+    /// Returns true if the GPU has finished all work before the mark.
+    pub fn is_complete(&self) -> Result<bool, CudaError> {
+        self.0.try_is_complete().map_err(cuda_error("query an event"))
     }
 }
 

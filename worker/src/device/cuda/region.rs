@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, DriverError, result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 
 use super::exclusion::Exclusion;
 use super::{CudaError, CudaGpu, cuda_error};
@@ -18,12 +18,19 @@ const HANDLE_TYPE: sys::CUmemAllocationHandleType =
 #[derive(Debug)]
 pub struct SharedRegion {
     start: NonNull<u8>,
-    /// The number of mapped bytes, rounded up to whole pages.
+    /// The number of reserved bytes, rounded up to whole pages.
     mapped: usize,
+    /// The memory at the addresses, or `None` while it is released.
+    pages: Option<Pages>,
+    context: Arc<CudaContext>,
+}
+
+/// Memory on the GPU. It is freed when no process has its descriptor or maps it.
+#[derive(Debug)]
+struct Pages {
     /// The driver's handle of the memory.
     memory: sys::CUmemGenericAllocationHandle,
     file: OwnedFd,
-    context: Arc<CudaContext>,
 }
 
 // SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
@@ -37,22 +44,12 @@ impl SharedRegion {
     pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
-        fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
+        fill: impl FnOnce(&Self) -> Result<(), E>,
     ) -> Result<Self, E> {
         let _exclusion = Exclusion::of_setup();
         let mapped = round_up(gpu, bytes)?;
-        let memory = allocate_pages(gpu, mapped).map_err(cuda_error("allocate memory for weights"))?;
-        let mut number = -1_i32;
-        // SAFETY: the call writes the number of a new descriptor, which has no other owner.
-        let exported = unsafe {
-            let exported =
-                sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, HANDLE_TYPE, 0);
-            exported.result().map(|()| OwnedFd::from_raw_fd(number))
-        };
-        let file =
-            exported.inspect_err(|_| release(memory)).map_err(cuda_error("export a descriptor of memory"))?;
-        let region = Self::map(gpu, Mapping { file, memory, mapped }, Access::ReadWrite)?;
-        fill(&mut Writer { region: &region, bytes })?;
+        let region = Self::map(gpu, Pages::allocate(gpu, mapped)?, mapped, Access::ReadWrite)?;
+        fill(&region)?;
         // A copy from pageable memory can return while the driver still writes the last bytes to the
         // GPU. A write to read-only memory is a fault, which ends all clients of the MPS server.
         gpu.synchronize_context()?;
@@ -67,31 +64,53 @@ impl SharedRegion {
         // SAFETY: the descriptor is open, and the driver checks that it refers to GPU memory.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
         imported.result().map_err(cuda_error("import memory"))?;
-        Self::map(gpu, Mapping { file, memory, mapped }, Access::Read)
+        Self::map(gpu, Pages { memory, file }, mapped, Access::Read)
     }
 
-    /// Maps the memory. Releases the memory if the mapping fails.
-    fn map(gpu: &CudaGpu, mapping: Mapping, access: Access) -> Result<Self, CudaError> {
-        let Mapping { file, memory, mapped } = mapping;
+    fn map(gpu: &CudaGpu, pages: Pages, mapped: usize, access: Access) -> Result<Self, CudaError> {
         let mut address = 0;
         // SAFETY: the call reserves unused addresses.
         let reserved = unsafe { sys::cuMemAddressReserve(&raw mut address, mapped, 0, 0, 0) };
-        if let Err(error) = reserved.result() {
-            release(memory);
-            return Err(cuda_error("reserve addresses")(error));
-        }
-        // SAFETY: the addresses are reserved in this size, and are not mapped yet.
-        let placed = unsafe { sys::cuMemMap(address, mapped, 0, memory, 0) };
-        if let Err(error) = placed.result() {
-            // SAFETY: the addresses were reserved above, and are not mapped.
-            unsafe { sys::cuMemAddressFree(address, mapped) };
-            release(memory);
-            return Err(cuda_error("map memory")(error));
-        }
+        reserved.result().map_err(cuda_error("reserve addresses"))?;
         let start = NonNull::new(address as *mut u8).expect("the driver does not reserve address zero");
-        let region = Self { start, mapped, memory, file, context: Arc::clone(&gpu.context) };
-        allow(region.address(), mapped, access, location(gpu))?;
+        let mut region = Self { start, mapped, pages: None, context: Arc::clone(&gpu.context) };
+        region.place(pages, access, location(gpu))?;
         Ok(region)
+    }
+
+    /// Maps memory at the region's addresses, which must not be mapped.
+    fn place(&mut self, pages: Pages, access: Access, at: sys::CUmemLocation) -> Result<(), CudaError> {
+        // SAFETY: the addresses are reserved in this size, and are not mapped yet.
+        let placed = unsafe { sys::cuMemMap(self.address(), self.mapped, 0, pages.memory, 0) };
+        placed.result().map_err(cuda_error("map memory"))?;
+        self.pages = Some(pages);
+        allow(self.address(), self.mapped, access, at)
+    }
+
+    /// Frees the memory, unless another process uses it too. The addresses stay reserved, but no work may
+    /// use them before [`Self::restore`].
+    ///
+    /// # Safety
+    ///
+    /// All work on the GPU that uses the memory must have ended.
+    pub unsafe fn release(&mut self) -> Result<(), CudaError> {
+        if self.pages.is_none() {
+            return Ok(());
+        }
+        // SAFETY: the addresses are mapped in this size, and the caller guarantees that no work uses
+        // them.
+        let unmapped = unsafe { sys::cuMemUnmap(self.address(), self.mapped) };
+        unmapped.result().map_err(cuda_error("unmap memory"))?;
+        self.pages = None;
+        Ok(())
+    }
+
+    /// Maps new memory at the same addresses. Its content is undefined, and it stays writable.
+    pub fn restore(&mut self, gpu: &CudaGpu) -> Result<(), CudaError> {
+        if self.pages.is_some() {
+            return Ok(());
+        }
+        self.place(Pages::allocate(gpu, self.mapped)?, Access::ReadWrite, location(gpu))
     }
 
     fn address(&self) -> sys::CUdeviceptr {
@@ -102,9 +121,29 @@ impl SharedRegion {
         self.start
     }
 
-    /// Returns the descriptor, which keeps the memory alive in any process that holds it.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// Returns the descriptor, which keeps the memory alive in any process that holds it. Returns `None`
+    /// while the memory is released.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.pages.as_ref().map(|pages| pages.file.as_fd())
+    }
+
+    /// Copies bytes to this offset of the region, and returns when `bytes` can change. The copy itself
+    /// may end later.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the bytes extend past the end of the region, or if its memory is released.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let end = offset.checked_add(bytes.len());
+        assert!(self.pages.is_some(), "the region has no memory");
+        assert!(end.is_some_and(|end| end <= self.mapped), "the bytes exceed the region");
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the destination is within the region, whose memory is mapped. When the call returns,
+        // it has read all bytes. The GPU may receive them later.
+        unsafe { result::memcpy_htod_sync(self.address() + offset as u64, bytes) }
+            .map_err(cuda_error("copy weights"))
     }
 }
 
@@ -113,48 +152,45 @@ impl Drop for SharedRegion {
         let _exclusion = Exclusion::of_setup();
         // If the context is unusable, its mappings no longer exist.
         if self.context.synchronize().is_ok() {
-            // SAFETY: the addresses are mapped in this size. All work that used them has ended.
+            // SAFETY: all work that used the memory has ended. The addresses are reserved in this size.
             unsafe {
-                sys::cuMemUnmap(self.address(), self.mapped);
+                self.release().ok();
                 sys::cuMemAddressFree(self.address(), self.mapped);
             }
-            release(self.memory);
         }
     }
 }
 
-/// The parameters of a mapping to create.
-struct Mapping {
-    file: OwnedFd,
-    memory: sys::CUmemGenericAllocationHandle,
-    mapped: usize,
-}
-
-/// Write access to a new region, before the region becomes read-only.
-#[derive(Debug)]
-pub struct Writer<'r> {
-    region: &'r SharedRegion,
-    bytes: usize,
-}
-
-impl Writer<'_> {
-    /// Writes bytes at this offset of the region.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the bytes extend past the end of the region.
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        assert!(
-            offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes),
-            "the bytes exceed the region"
-        );
-        if bytes.is_empty() {
-            return Ok(());
+impl Pages {
+    /// Allocates memory without addresses. Its size must consist of whole pages.
+    fn allocate(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
+        let properties = properties(location(gpu));
+        let mut memory = 0;
+        // SAFETY: the call allocates memory and writes its handle.
+        let allocated = unsafe { sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) };
+        allocated.result().map_err(cuda_error("allocate memory for weights"))?;
+        let mut number = -1_i32;
+        // SAFETY: the call writes the number of a new descriptor, which has no other owner.
+        let exported = unsafe {
+            let exported =
+                sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, HANDLE_TYPE, 0);
+            exported.result().map(|()| OwnedFd::from_raw_fd(number))
+        };
+        match exported {
+            Ok(file) => Ok(Self { memory, file }),
+            Err(error) => {
+                // SAFETY: the handle belongs to this function, which no longer uses it.
+                unsafe { sys::cuMemRelease(memory) };
+                Err(cuda_error("export a descriptor of memory")(error))
+            }
         }
-        // SAFETY: the destination is within the region, and no other code uses the region yet. When
-        // the call returns, it has read all bytes. The GPU may receive them later.
-        unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
-            .map_err(cuda_error("copy weights"))
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the handle belongs to this value. A mapping keeps the memory until it is removed.
+        unsafe { sys::cuMemRelease(self.memory) };
     }
 }
 
@@ -187,15 +223,6 @@ fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id }
 }
 
-/// Allocates memory without addresses. Its size must consist of whole pages.
-fn allocate_pages(gpu: &CudaGpu, bytes: usize) -> Result<sys::CUmemGenericAllocationHandle, DriverError> {
-    let properties = properties(location(gpu));
-    let mut memory = 0;
-    // SAFETY: the call allocates memory and writes its handle.
-    unsafe { sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) }.result()?;
-    Ok(memory)
-}
-
 fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -217,9 +244,4 @@ fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
     let status = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
     status.result().map_err(cuda_error("read the page size of memory"))?;
     Ok(bytes.max(1).next_multiple_of(page.max(1)))
-}
-
-fn release(memory: sys::CUmemGenericAllocationHandle) {
-    // SAFETY: the handle belongs to the caller, who no longer uses it.
-    unsafe { sys::cuMemRelease(memory) };
 }

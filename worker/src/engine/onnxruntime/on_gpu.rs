@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
-use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, SleepReply};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -24,7 +24,7 @@ use super::optimised::Optimised;
 use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
-use super::weights::Weights;
+use super::weights::{Released, Weights};
 use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
@@ -392,6 +392,23 @@ impl Engine for GpuEngine {
         if let Some(partitions) = &mut self.partitions {
             partitions.forget(groups, in_use);
         }
+    }
+
+    fn sleep_bytes(&self) -> Result<u64, String> {
+        self.sessions.sleep_bytes()
+    }
+
+    fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
+        let weights = self.sessions.releasable()?;
+        self.gpu.synchronize().map_err(|fault| chain(&fault))?;
+        // SAFETY: all batches have ended, and none starts before `wake`.
+        let released = unsafe { weights.release(&self.gpu, pin) };
+        let Released { bytes, pinned, unpinned } = released.map_err(|error| chain(&error))?;
+        Ok(SleepReply { took_us: 0, released: bytes, pinned, unpinned })
+    }
+
+    fn wake(&mut self) -> Result<(), String> {
+        self.sessions.releasable()?.restore(&self.gpu).map_err(|error| chain(&error))
     }
 
     /// Records batches of this size. Batches of all sizes must have run before the first recording.

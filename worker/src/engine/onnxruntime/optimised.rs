@@ -14,6 +14,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,24 @@ pub(super) struct StoredTensor {
     #[serde(flatten)]
     pub(super) tensor: ExternalTensor,
     pub(super) fingerprint: Fingerprint,
+}
+
+impl StoredTensor {
+    /// Returns the part of the form's weights file that contains the tensor, in bytes.
+    pub(super) fn part(&self) -> Range<u64> {
+        self.tensor.offset..self.tensor.offset + self.tensor.bytes
+    }
+
+    /// Reads the bytes of the tensor. Returns an error if the bytes are damaged.
+    pub(super) fn read(&self, weights: &File) -> io::Result<Vec<u8>> {
+        let bytes = self.tensor.read(weights)?;
+        match fingerprint_of(&bytes) == self.fingerprint {
+            true => Ok(bytes),
+            false => {
+                Err(io::Error::other(format!("the stored weights of `{}` are damaged", self.tensor.name)))
+            }
+        }
+    }
 }
 
 /// The content of the file `form.json`, which describes a form.
@@ -177,13 +196,9 @@ impl OptimisedForm {
         self.folder.join("model.onnx")
     }
 
-    /// Reads the bytes of a tensor. Returns an error if the bytes are damaged.
-    pub(super) fn bytes(&self, StoredTensor { tensor, fingerprint }: &StoredTensor) -> io::Result<Vec<u8>> {
-        let bytes = tensor.read(&File::open(self.folder.join(WEIGHTS))?)?;
-        match fingerprint_of(&bytes) == *fingerprint {
-            true => Ok(bytes),
-            false => Err(io::Error::other(format!("the stored weights of `{}` are damaged", tensor.name))),
-        }
+    /// Opens the file of the form's large tensors. It can be read even after the form was removed.
+    pub(super) fn open_weights(&self) -> io::Result<File> {
+        File::open(self.folder.join(WEIGHTS))
     }
 
     pub(super) fn discard(self) {
@@ -340,7 +355,7 @@ mod tests {
         assert_eq!(names, ["a", "b", "c"]);
         let again = files.optimised().form("dynamic").unwrap();
         assert_eq!((again.model(), &again.tensors), (form.model(), &form.tensors));
-        assert_eq!(again.bytes(&again.tensors[1]).unwrap(), [16, 17, 18, 19]);
+        assert_eq!(again.tensors[1].read(&again.open_weights().unwrap()).unwrap(), [16, 17, 18, 19]);
         assert_eq!(again.tensors[0].fingerprint, again.tensors[2].fingerprint, "the same content");
         assert!(files.optimised().form("N=8").is_none(), "another form is another file");
         again.discard();
@@ -352,9 +367,11 @@ mod tests {
         let files = Files::new();
         let form = files.optimised().keep("dynamic", save).unwrap().unwrap();
         fs::write(form.folder.join(WEIGHTS), [9; 20]).unwrap();
-        assert!(form.bytes(&form.tensors[0]).unwrap_err().to_string().contains("damaged"));
+        assert!(
+            form.tensors[0].read(&form.open_weights().unwrap()).unwrap_err().to_string().contains("damaged")
+        );
         fs::write(form.folder.join(WEIGHTS), [0; 3]).unwrap();
-        assert!(form.bytes(&form.tensors[0]).is_err(), "cut off");
+        assert!(form.tensors[0].read(&form.open_weights().unwrap()).is_err(), "cut off");
         fs::write(form.model(), b"not what was kept").unwrap();
         assert!(files.optimised().form("dynamic").is_none());
         assert!(files.optimised().keep("dynamic", save).unwrap().is_ok(), "created again in its place");

@@ -7,6 +7,7 @@ use shadowslice_shared::boot::BootRefusal;
 use super::bound::{BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
+use super::weights::Weights;
 use super::{OnnxSession, Signature, model_file};
 use crate::device::cuda::exclusion::Exclusion;
 use crate::engine::shapes::InputShapes;
@@ -100,6 +101,23 @@ impl Sessions {
     /// this worker copied there, in bytes.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
+    }
+
+    /// Returns the shared weights, or the reason why the model keeps other weights on the GPU.
+    pub(super) fn releasable(&mut self) -> Result<&mut Weights, String> {
+        self.sleep_bytes()?;
+        Ok(&mut self.loader.weights)
+    }
+
+    /// Returns the size in bytes of the weights that the worker can release, or the reason why it cannot.
+    pub(super) fn sleep_bytes(&self) -> Result<u64, String> {
+        if let Some(why) = &self.loader.unshared {
+            return Err(why.clone());
+        }
+        match self.loader.weights.bytes() {
+            (0, _) => Err("the model has no weights that the worker can release".to_owned()),
+            (bytes, _) => Ok(bytes),
+        }
     }
 
     pub(super) fn channels_last(&self) -> bool {

@@ -83,6 +83,7 @@ impl Rig {
                 memory: 4096,
                 profile: None,
                 content: Arc::default(),
+                residency: Arc::default(),
             };
             let (orders, orders_rx) = mpsc::channel(MAX_QUEUED_ORDERS);
             let (report_tx, report_rx) = watch::channel(report(ModelState::Ready, share, &*gpu));

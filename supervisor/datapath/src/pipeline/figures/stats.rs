@@ -6,6 +6,7 @@ use shadowslice_policy::scheduler::TrafficCounts;
 
 use super::counts::{CountedRefusal, RefusalCounts, RequestCounts};
 use super::totals::Totals;
+use crate::pipeline::sleep::SleepCounts;
 
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
@@ -14,6 +15,7 @@ pub(crate) struct Stats {
     pub(crate) retried: u64,
     pub(crate) refused: RefusalCounts,
     pub(crate) totals: Totals,
+    pub(crate) sleep: SleepCounts,
 }
 
 impl Stats {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::RefusalReason;
 use shadowslice_shared::units::Timestamp;
 
 use super::lane_events::LaneEvent;
@@ -52,7 +53,7 @@ impl PipelineState {
         links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
-    /// Refuses requests past their deadline if a suspect is executing. A suspect is a request that
+    /// Refuses requests past their deadline if the model sleeps or a suspect is executing. A suspect is a request that
     /// was executing when a worker died or hung. Its time limit doubles with each of these deaths,
     /// so the requests behind the suspect could wait long.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
@@ -60,9 +61,16 @@ impl PipelineState {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
         let front = lane.and_then(|lane| lane.in_flight().next());
         if front.is_some_and(|front| front.requests.iter().any(is_suspect)) {
-            let overdue = self.scheduler.take_overdue(now);
-            overdue.into_iter().for_each(|refused| self.reject(refused, now));
+            self.refuse_all_overdue(RefusalReason::Overdue, now);
         }
+        if self.scheduler.serving_lane().is_some_and(PipelineLane::sleeps) {
+            self.refuse_all_overdue(RefusalReason::Asleep, now);
+        }
+    }
+
+    fn refuse_all_overdue(&mut self, why: RefusalReason, now: Timestamp) {
+        let overdue = self.scheduler.take_overdue(why, now);
+        overdue.into_iter().for_each(|refused| self.reject(refused, now));
     }
 
     /// Returns the batch that the serving worker is executing if the batch takes longer than

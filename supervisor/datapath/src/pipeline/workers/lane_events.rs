@@ -18,6 +18,10 @@ pub enum LaneEvent {
     FirstAnswer(WorkerId, Timestamp),
     /// The worker has prepared a partition, or failed to prepare it.
     Prepared(WorkerId, PartitionReply),
+    /// The worker has released its weights.
+    Asleep(WorkerId),
+    /// The worker has loaded its weights again, and may have sent their descriptors.
+    Awake(WorkerId),
     /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
     /// A request is known to kill workers, so the deaths of these workers do not count as failures

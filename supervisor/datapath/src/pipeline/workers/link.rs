@@ -25,6 +25,7 @@ use crate::clock::monotonic_ns;
 use crate::pipeline::requests::{
     InFlightBatch, LEFT_OUT, Metadata, PendingRequest, Reservation, Shapes, WaitingRequest,
 };
+use crate::pipeline::sleep::Residency;
 use crate::trace::RunLocation;
 use shadowslice_shared::errors;
 
@@ -47,10 +48,13 @@ pub struct LaneWorker {
     pub pads: bool,
     /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
+    /// The GPU memory that the worker releases while the model sleeps in bytes, or the reason why the
+    /// model cannot sleep.
+    pub sleep: Result<u64, String>,
 }
 
 /// The largest number of commands that can wait until the worker's socket accepts them. These are
-/// commands about partitions and about ends of streams.
+/// commands about partitions, sleep and ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
@@ -83,6 +87,7 @@ pub(crate) struct WorkerLink {
     message: Vec<u8>,
     /// The commands that could not be sent yet. They are sent before the next batch.
     outbox: VecDeque<Command>,
+    pub(crate) residency: Residency,
 }
 
 impl WorkerLink {
@@ -91,8 +96,9 @@ impl WorkerLink {
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
+        now: Timestamp,
     ) -> (Self, PipelineLane) {
-        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy } = lane_worker;
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, sleep } = lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = PipelineLane::new(worker, &slice, blank, slots);
@@ -108,6 +114,7 @@ impl WorkerLink {
             socket,
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
+            residency: Residency::new(sleep, now),
         };
         (link, lane)
     }

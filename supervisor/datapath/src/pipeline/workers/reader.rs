@@ -44,11 +44,12 @@ impl LaneReader {
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = lane_worker.worker;
-        let (link, lane) =
-            WorkerLink::new(lane_worker, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let (profile, now) = (pipeline.profile.as_ref(), pipeline.now());
+        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), now);
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);
+        state.residency.changed.notify_one();
         drop(state);
         Self { pipeline, metadata, worker, socket, slab }
     }
@@ -95,6 +96,14 @@ impl LaneReader {
                 let event = LaneEvent::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(event);
                 Ok(())
+            }
+            WorkerMessage::Asleep(slept) => {
+                let now = self.pipeline.now();
+                self.pipeline.change(|state| state.handle_asleep(self.worker, slept, now))
+            }
+            WorkerMessage::Awake(woken) => {
+                let now = self.pipeline.now();
+                self.pipeline.change(|state| state.handle_awake(self.worker, woken, now))
             }
         }
     }
@@ -233,13 +242,16 @@ impl LaneReader {
     }
 
     /// Handles a failed batch. If the batch had only one request, the client receives the engine's
-    /// error. Otherwise each request is retried alone.
+    /// error. Otherwise each request is retried alone. A batch that reached a sleeping worker has not
+    /// run, and waits for the next wake.
     fn handle_failure(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
         trace_event::record_loss(&requests, LostReason::Failed, now);
         self.pipeline.change(|state| {
-            if requests.len() > 1 {
+            if *failure == RunFailure::Asleep {
+                state.put_back(requests, now);
+            } else if requests.len() > 1 {
                 state.try_alone(requests, now);
             } else {
                 let why = match failure {

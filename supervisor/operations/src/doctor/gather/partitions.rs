@@ -27,7 +27,7 @@ fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>
         finding: format!("cannot create a folder for the MPS daemon: {error}"),
         advice: "make the temporary directory writable, or set TMPDIR".to_owned(),
     })?;
-    let gpu = GpuConfig::Cuda { device, partition: Partitioning::Mps };
+    let gpu = GpuConfig::Cuda { device, partition: Partitioning::Mps, memory: None };
     let gpus = host::gpus(&[gpu], private.path(), worker, false, &[]).map_err(|error| Problem::of(&error))?;
     let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
     let Some(division) = division else { return Ok(Err("no GPU was found".to_owned())) };

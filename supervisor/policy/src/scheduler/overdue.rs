@@ -1,0 +1,29 @@
+//! Methods of the scheduler about requests whose deadline passes while they wait.
+
+use shadowslice_shared::units::Timestamp;
+
+use super::Scheduler;
+use super::messages::{RefusalReason, RefusedRequest, Ticket};
+
+impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
+    /// Returns the earliest deadline of the queued requests, or `None` if the queue is empty.
+    pub fn earliest_deadline(&self) -> Option<Timestamp> {
+        self.queues.earliest_deadline()
+    }
+
+    /// Returns whether requests may be refused when their deadline has passed.
+    pub fn refuses_overdue(&self) -> bool {
+        self.overload.is_some()
+    }
+
+    /// Removes and returns the queued requests whose deadline has passed, to refuse them for this reason.
+    /// Does nothing if the configuration does not refuse late requests.
+    pub fn take_overdue(&mut self, why: RefusalReason, now: Timestamp) -> Vec<RefusedRequest<K, T>> {
+        if !self.refuses_overdue() {
+            return Vec::new();
+        }
+        let overdue = self.queues.take_if(|request| request.deadline < now);
+        let refused = overdue.into_iter().filter(|request| !request.item.is_settled());
+        refused.map(|request| RefusedRequest { request, why }).collect()
+    }
+}
