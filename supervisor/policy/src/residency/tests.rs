@@ -100,7 +100,7 @@ fn models_sleep_when_the_budget_becomes_too_small() {
     assert!(decide(-3 * GIB, &models, at(10)).is_short, "the busy one stays");
 }
 
-/// Simulates five saturated models, two of which fit at a time. Each must get its turn, and copies must
+/// Simulates five saturated models, and two of them fit at a time. Each must get its turn, and copies must
 /// not take more than a fifth of the time.
 #[test]
 fn saturated_models_take_turns_and_copies_take_little_time() {
