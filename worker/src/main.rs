@@ -1,5 +1,7 @@
 //! `shadowslice-worker`, the process that runs one model. The supervisor of shadowslice starts it.
 
+mod cuda_runtime;
+
 use std::io::Write;
 use std::process::ExitCode;
 

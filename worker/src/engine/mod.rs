@@ -141,8 +141,7 @@ pub trait Engine: Debug {
         Err(self.sleep_bytes().err().unwrap_or_default())
     }
 
-    /// Brings the weights back. The copies may still be in progress, but batches that start later wait
-    /// for them. If this fails, the model still sleeps.
+    /// Brings the weights back. If this fails, the model still sleeps.
     fn wake(&mut self) -> Result<(), String> {
         Ok(())
     }

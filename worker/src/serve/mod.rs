@@ -22,7 +22,7 @@ use crate::device::cuda::CudaError;
 use crate::device::cuda::pinned::PinnedSlabs;
 use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
-use on_gpu::{GpuResidency, GpuServeLoop};
+use on_gpu::GpuServeLoop;
 use shadowslice_shared::errors::chain;
 
 /// The maximum length of an engine's error text, in bytes. Longer texts are truncated, so that
@@ -72,7 +72,7 @@ impl WarmWorker {
                     requests,
                     slots,
                     in_flight,
-                    residency: GpuResidency::Awake,
+                    is_asleep: false,
                 }
                 .serve(&socket)
             }

@@ -18,7 +18,6 @@ use shadowslice_shared::slab::ReadableSlab;
 use super::{ServeError, failed, message_length, micros, micros_since, read_command, send_report};
 use crate::answer::AnswerSlots;
 use crate::clock::now_ns;
-use crate::device::cuda::StreamMark;
 use crate::device::cuda::pinned::PinnedSlabs;
 use crate::engine::{Engine, GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
@@ -34,18 +33,8 @@ pub(super) struct GpuServeLoop {
     pub(super) slots: AnswerSlots,
     /// The batches on the GPU, in the order in which they will end.
     pub(super) in_flight: VecDeque<PendingBatch>,
-    pub(super) residency: GpuResidency,
-}
-
-/// The state of the model's weights on the GPU.
-pub(super) enum GpuResidency {
-    Awake,
-    Asleep,
-    /// The weights are being copied. Batches that start later wait for the copies.
-    Waking {
-        copied: StreamMark,
-        begun_ns: u64,
-    },
+    /// True if the model's weights are not on the GPU.
+    pub(super) is_asleep: bool,
 }
 
 /// A batch that the GPU has not finished yet.
@@ -110,33 +99,29 @@ impl GpuServeLoop {
                 Ok(None)
             }
             Ok(Command::Sleep { pin }) => Ok(Some(WorkerMessage::Asleep(self.sleep(pin)))),
-            Ok(Command::Wake) => Ok(self.wake()?.map(WorkerMessage::Awake)),
+            Ok(Command::Wake) => Ok(Some(WorkerMessage::Awake(self.wake()))),
             Err(unreadable) => Ok(Some(WorkerMessage::Answer(unreadable))),
         }
     }
 
     fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
-        if !self.in_flight.is_empty() || !matches!(self.residency, GpuResidency::Awake) {
+        if !self.in_flight.is_empty() || self.is_asleep {
             return Err("the worker is not idle".to_owned());
         }
         let begun_ns = now_ns();
         let slept = self.engine.sleep(pin)?;
-        self.residency = GpuResidency::Asleep;
+        self.is_asleep = true;
         Ok(SleepReply { took_us: micros_since(begun_ns), ..slept })
     }
 
-    /// Starts to wake the model. Returns a reply only if the wake has already ended.
-    fn wake(&mut self) -> Result<Option<Result<u64, String>>, ServeError> {
+    /// Wakes the model. Returns the time that this took, in us.
+    fn wake(&mut self) -> Result<u64, String> {
         let begun_ns = now_ns();
-        if !matches!(self.residency, GpuResidency::Asleep) {
-            return Ok(Some(Ok(0)));
+        if self.is_asleep {
+            self.engine.wake()?;
+            self.is_asleep = false;
         }
-        if let Err(why) = self.engine.wake() {
-            return Ok(Some(Err(why)));
-        }
-        let copied = self.engine.gpu().signalled_mark().map_err(ServeError::Gpu)?;
-        self.residency = GpuResidency::Waking { copied, begun_ns };
-        Ok(None)
+        Ok(micros_since(begun_ns))
     }
 
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
@@ -179,26 +164,17 @@ impl GpuServeLoop {
     }
 
     fn launch(&mut self, batch: &Batch) -> Result<Vec<BatchOutput>, RunFailure> {
-        if matches!(self.residency, GpuResidency::Asleep) {
+        if self.is_asleep {
             return Err(RunFailure::Asleep);
         }
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Reports the end of a wake, the partitions that are ready and the batches that have ended. Returns
-    /// false if the supervisor has exited.
+    /// Reports the partitions that are ready and the batches that have ended. Returns false if the
+    /// supervisor has exited.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();
-        if let GpuResidency::Waking { copied, begun_ns } = &self.residency
-            && copied.is_complete().map_err(ServeError::Gpu)?
-        {
-            let awake = WorkerMessage::Awake(Ok(micros_since(*begun_ns)));
-            self.residency = GpuResidency::Awake;
-            if !send_report(socket, &awake, message)? {
-                return Ok(false);
-            }
-        }
         while let Some(prepared) = self.engine.next_prepared() {
             if !send_report(socket, &WorkerMessage::Prepared(prepared), message)? {
                 return Ok(false);

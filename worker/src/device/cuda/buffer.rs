@@ -37,6 +37,31 @@ impl DeviceBuffer {
         self.start
     }
 
+    /// Returns the first bytes of the buffer, after all batches that have started.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the buffer has fewer bytes.
+    pub fn read(&self, gpu: &CudaGpu, bytes: usize) -> Result<Vec<u8>, CudaError> {
+        assert!(bytes <= self.bytes, "the buffer is smaller");
+        let mut content = vec![0_u8; bytes];
+        let to = NonNull::new(content.as_mut_ptr()).expect("a vector has an address");
+        // SAFETY: both sides have this number of bytes, and the copy ends before this function returns.
+        unsafe { gpu.copy_out(self.start, to, bytes) }.and_then(|()| gpu.synchronize())?;
+        Ok(content)
+    }
+
+    /// Writes bytes to the start of the buffer. No batch may be using the buffer.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the buffer has fewer bytes.
+    pub fn write(&self, gpu: &CudaGpu, content: &[u8]) -> Result<(), CudaError> {
+        assert!(content.len() <= self.bytes, "the buffer is smaller");
+        // SAFETY: the buffer is large enough, and the copy ends before this function returns.
+        unsafe { gpu.copy_in(content, self.start) }.and_then(|()| gpu.synchronize())
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -7,12 +7,15 @@
 //! for new batches at the same time.
 #![allow(unsafe_code)] // This module calls CUDA's driver.
 
+pub mod arena;
+mod blocks;
 pub mod buffer;
 pub mod exclusion;
 mod facts;
 pub mod graph;
 pub mod isolation;
 mod open;
+mod paced;
 pub mod partition;
 pub mod pinned;
 pub mod pinned_file;
@@ -200,12 +203,6 @@ impl CudaGpu {
     pub fn end(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
-        self.signal_after()
-    }
-
-    /// Makes [`CudaGpu::completions`] readable once all work that is already on the compute stream has
-    /// ended.
-    fn signal_after(&self) -> Result<(), CudaError> {
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the callback only writes to the eventfd, which is closed after all work on the
         // stream has ended.
@@ -230,18 +227,19 @@ impl CudaGpu {
         self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
 
-    /// Returns a mark as [`Self::mark`] does. [`CudaGpu::completions`] becomes readable once the GPU has
-    /// finished all work before the mark.
-    pub fn signalled_mark(&self) -> Result<StreamMark, CudaError> {
-        let mark = self.mark()?;
-        self.signal_after()?;
-        Ok(mark)
-    }
-
     /// Waits until the GPU has finished all batches and copies of this model.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let finished = self.copies.synchronize().and_then(|()| self.compute.synchronize());
         finished.map_err(cuda_error("finish its work"))
+    }
+
+    /// Waits as [`Self::synchronize`] does, unless this thread records a batch. A recording executes no work.
+    fn synchronize_unless_recording(&self) {
+        let recording = self.compute.capture_status();
+        if recording.is_ok_and(|status| status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) {
+            // If this fails, the context is unusable, and the GPU executes no work.
+            self.synchronize().ok();
+        }
     }
 
     /// Waits until the GPU has finished all work of the process.
@@ -261,11 +259,6 @@ impl StreamMark {
     /// early, because the GPU then runs none of that work.
     pub fn wait(self) {
         self.0.synchronize().ok();
-    }
-
-    /// Returns true if the GPU has finished all work before the mark.
-    pub fn is_complete(&self) -> Result<bool, CudaError> {
-        self.0.try_is_complete().map_err(cuda_error("query an event"))
     }
 }
 

@@ -2,7 +2,6 @@
 //! file share its pages.
 #![allow(unsafe_code)] // This module maps a file and registers the mapping with the driver.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
@@ -15,14 +14,8 @@ use nix::libc::off_t;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::exclusion::Exclusion;
-use super::{CudaError, CudaGpu, StreamMark, cuda_error};
-
-/// The size of one copy in bytes. A copy of this size takes about 45 us.
-const PIECE_BYTES: usize = 2 << 20;
-
-/// The number of copies that are queued on the GPU at a time. Copies of other models wait behind them,
-/// and fewer would leave the link idle between two copies.
-const QUEUED_PIECES: usize = 3;
+use super::paced::PacedCopies;
+use super::{CudaError, CudaGpu, cuda_error};
 
 /// The alignment of a mapped part in bytes. It is a multiple of the page size of every platform.
 const PAGE: u64 = 1 << 16;
@@ -77,8 +70,7 @@ impl PinnedFile {
         self.bytes
     }
 
-    /// Copies parts of the file to the GPU. Batches that start later wait for the copies. Queues only a few
-    /// pieces at a time, so that the copies of other models need not wait for all of them.
+    /// Copies parts of the file to the GPU. Batches that start later wait for the copies.
     ///
     /// # Safety
     ///
@@ -92,36 +84,16 @@ impl PinnedFile {
         &self,
         parts: impl Iterator<Item = (Range<u64>, NonNull<u8>)>,
     ) -> Result<(), CudaError> {
-        // A mark ends a piece, which can consist of several small copies.
-        let (mut queued, mut unmarked) = (VecDeque::<StreamMark>::with_capacity(QUEUED_PIECES), 0);
+        let mut copies = PacedCopies::on(&self.gpu);
         for (part, to) in parts {
             assert!(
                 self.offset <= part.start && part.end <= self.offset + self.bytes as u64,
                 "the part is not pinned"
             );
-            let (begin, end) = ((part.start - self.offset) as usize, (part.end - self.offset) as usize);
-            for at in (begin..end).step_by(PIECE_BYTES) {
-                let bytes = PIECE_BYTES.min(end - at);
-                let to = to.as_ptr() as u64 + (at - begin) as u64;
-                // SAFETY: the source is inside the mapping, and the caller guarantees the destination.
-                // The driver reads pinned pages without faults, even if the file is truncated.
-                let copied = unsafe {
-                    let from = self.start.as_ptr().add(at);
-                    let stream = self.gpu.compute.cu_stream();
-                    sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream)
-                };
-                copied.result().map_err(cuda_error("copy weights"))?;
-                unmarked += bytes;
-                if unmarked >= PIECE_BYTES {
-                    unmarked = 0;
-                    queued.push_back(self.gpu.mark()?);
-                }
-                if queued.len() == QUEUED_PIECES
-                    && let Some(first) = queued.pop_front()
-                {
-                    first.wait();
-                }
-            }
+            let (begin, bytes) = ((part.start - self.offset) as usize, (part.end - part.start) as usize);
+            // SAFETY: the source is inside the mapping, and the caller guarantees the destination. The
+            // driver reads pinned pages without faults, even if the file is truncated.
+            unsafe { copies.copy_in(self.start.as_ptr().byte_add(begin), bytes, to.as_ptr() as u64) }?;
         }
         Ok(())
     }

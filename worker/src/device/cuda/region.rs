@@ -27,7 +27,7 @@ pub struct SharedRegion {
 
 /// Memory on the GPU. It is freed when no process has its descriptor or maps it.
 #[derive(Debug)]
-struct Pages {
+pub(super) struct Pages {
     /// The driver's handle of the memory.
     memory: sys::CUmemGenericAllocationHandle,
     file: OwnedFd,
@@ -80,9 +80,7 @@ impl SharedRegion {
 
     /// Maps memory at the region's addresses, which must not be mapped.
     fn place(&mut self, pages: Pages, access: Access, at: sys::CUmemLocation) -> Result<(), CudaError> {
-        // SAFETY: the addresses are reserved in this size, and are not mapped yet.
-        let placed = unsafe { sys::cuMemMap(self.address(), self.mapped, 0, pages.memory, 0) };
-        placed.result().map_err(cuda_error("map memory"))?;
+        pages.map_at(self.address(), self.mapped)?;
         self.pages = Some(pages);
         allow(self.address(), self.mapped, access, at)
     }
@@ -162,13 +160,20 @@ impl Drop for SharedRegion {
 }
 
 impl Pages {
+    /// Maps the memory at addresses that are reserved in this size and not mapped.
+    pub(super) fn map_at(&self, address: sys::CUdeviceptr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the driver refuses addresses that are not reserved or already mapped.
+        let placed = unsafe { sys::cuMemMap(address, bytes, 0, self.memory, 0) };
+        placed.result().map_err(cuda_error("map memory"))
+    }
+
     /// Allocates memory without addresses. Its size must consist of whole pages.
-    fn allocate(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
+    pub(super) fn allocate(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
         let properties = properties(location(gpu));
         let mut memory = 0;
         // SAFETY: the call allocates memory and writes its handle.
         let allocated = unsafe { sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) };
-        allocated.result().map_err(cuda_error("allocate memory for weights"))?;
+        allocated.result().map_err(cuda_error("allocate memory"))?;
         let mut number = -1_i32;
         // SAFETY: the call writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
@@ -196,13 +201,13 @@ impl Drop for Pages {
 
 /// The accesses to memory that the GPU permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub(super) enum Access {
     Read,
     ReadWrite,
 }
 
 /// Sets the access to mapped addresses.
-fn allow(
+pub(super) fn allow(
     address: sys::CUdeviceptr,
     mapped: usize,
     access: Access,
@@ -218,7 +223,7 @@ fn allow(
     set.result().map_err(cuda_error("set the access to memory"))
 }
 
-fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
+pub(super) fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
     let id = gpu.context.cu_device();
     sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id }
 }
@@ -235,7 +240,7 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 }
 
 /// Rounds up to whole pages, because the driver maps only whole pages.
-fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
+pub(super) fn round_up(gpu: &CudaGpu, bytes: usize) -> Result<usize, CudaError> {
     gpu.bind()?;
     let properties = properties(location(gpu));
     let mut page = 0;

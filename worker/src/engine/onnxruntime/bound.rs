@@ -28,6 +28,8 @@ pub(super) struct BoundBatch {
     pub(super) session: SessionRef,
     pub(super) how: ExecutionMode,
     pub(super) inputs: Vec<Rc<DeviceBuffer>>,
+    /// The size of each input of the batch in bytes. Its buffer can be larger.
+    pub(super) input_bytes: Vec<usize>,
 }
 
 impl BoundBatch {
@@ -144,15 +146,17 @@ impl Binder<'_> {
         outputs: &[TensorSpec],
     ) -> Result<BoundBatch, RunFailure> {
         let mut binding = session.create_binding().map_err(|fault| run_failure(&fault))?;
-        let mut buffers = Vec::with_capacity(inputs.len());
+        let (mut buffers, mut input_bytes) = (Vec::with_capacity(inputs.len()), Vec::new());
         for (input, (spec, shape)) in inputs.iter().zip(shapes.with_batch_axis()).enumerate() {
             let (buffer, tensor) = self.place(spec, &shape, slot, TensorId::Input(input))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| run_failure(&fault))?;
             buffers.push(buffer);
+            let count = elements(&shape).unwrap_or_default();
+            input_bytes.push(count * spec.datatype.size().unwrap_or_default());
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
         let how = ExecutionMode::Eager(Box::new(binding));
-        Ok(BoundBatch { slot, shapes, session: of, how, inputs: buffers })
+        Ok(BoundBatch { slot, shapes, session: of, how, inputs: buffers, input_bytes })
     }
 
     fn place(

@@ -18,6 +18,7 @@ mod partitions;
 mod providers;
 mod scratch;
 mod sessions;
+mod sleep;
 mod strings;
 mod tensor;
 mod weights;

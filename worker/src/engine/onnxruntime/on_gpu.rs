@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,10 +25,12 @@ use super::optimised::Optimised;
 use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
-use super::weights::{Released, Weights};
+use super::sleep::WakeProof;
+use super::weights::Weights;
 use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::arena::ThreadArena;
 use crate::device::cuda::exclusion::Exclusion;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
@@ -67,7 +70,7 @@ const MAX_BOUND: usize = 64;
 pub struct GpuEngine {
     // Fields are dropped in this order. Tensors must be dropped before sessions, and the GPU must
     // be dropped last.
-    bound: Vec<BoundBatch>,
+    pub(super) bound: Vec<BoundBatch>,
     buffers: Buffers,
     /// The booleans of the batch in each slot, by slot and input.
     booleans: BTreeMap<(u8, usize), GatherBuffer>,
@@ -79,13 +82,30 @@ pub struct GpuEngine {
     kernels: Option<u32>,
     options: RunOptions,
     memory: MemoryInfo<'static>,
-    sessions: Sessions,
-    gpu: Arc<CudaGpu>,
+    pub(super) sessions: Sessions,
+    /// The memory that ONNX Runtime allocates for the sessions.
+    pub(super) arena: ManuallyDrop<ThreadArena>,
+    pub(super) wake_proof: WakeProof,
+    is_shared: bool,
+    pub(super) gpu: Arc<CudaGpu>,
 }
 
 impl fmt::Debug for GpuEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuEngine").field("gpu", &self.gpu).finish_non_exhaustive()
+    }
+}
+
+impl Drop for GpuEngine {
+    fn drop(&mut self) {
+        self.bound.clear();
+        self.partitions = None;
+        self.sessions.clear();
+        // The environment of a worker with one model has an arena too, and frees it when the process exits.
+        if self.is_shared {
+            // SAFETY: this is the only drop, and no session uses the memory any longer.
+            unsafe { ManuallyDrop::drop(&mut self.arena) };
+        }
     }
 }
 
@@ -119,6 +139,7 @@ impl GpuEngine {
             None => {}
         }
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
+        let arena = ThreadArena::create(&gpu).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         if !is_shared {
             scratch::share(&library.environment).map_err(setup)?;
         }
@@ -141,6 +162,9 @@ impl GpuEngine {
             options,
             memory,
             sessions,
+            arena: ManuallyDrop::new(arena),
+            wake_proof: WakeProof::default(),
+            is_shared,
             gpu,
         };
         Ok((engine, signature))
@@ -395,20 +419,15 @@ impl Engine for GpuEngine {
     }
 
     fn sleep_bytes(&self) -> Result<u64, String> {
-        self.sessions.sleep_bytes()
+        self.releasable_bytes()
     }
 
     fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
-        let weights = self.sessions.releasable()?;
-        self.gpu.synchronize().map_err(|fault| chain(&fault))?;
-        // SAFETY: all batches have ended, and none starts before `wake`.
-        let released = unsafe { weights.release(&self.gpu, pin) };
-        let Released { bytes, pinned, unpinned } = released.map_err(|error| chain(&error))?;
-        Ok(SleepReply { took_us: 0, released: bytes, pinned, unpinned })
+        self.release_memory(pin)
     }
 
     fn wake(&mut self) -> Result<(), String> {
-        self.sessions.releasable()?.restore(&self.gpu).map_err(|error| chain(&error))
+        self.restore_memory()
     }
 
     /// Records batches of this size. Batches of all sizes must have run before the first recording.
@@ -432,7 +451,7 @@ impl Engine for GpuEngine {
     }
 }
 
-fn size_of(spec: &TensorSpec) -> usize {
+pub(super) fn size_of(spec: &TensorSpec) -> usize {
     spec.datatype.size().expect("tensors of strings are not bound")
 }
 

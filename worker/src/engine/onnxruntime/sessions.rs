@@ -103,21 +103,15 @@ impl Sessions {
         self.loader.weights.bytes()
     }
 
-    /// Returns the shared weights, or the reason why the model keeps other weights on the GPU.
-    pub(super) fn releasable(&mut self) -> Result<&mut Weights, String> {
-        self.sleep_bytes()?;
-        Ok(&mut self.loader.weights)
+    /// Returns the shared weights.
+    pub(super) fn weights_mut(&mut self) -> &mut Weights {
+        &mut self.loader.weights
     }
 
-    /// Returns the size in bytes of the weights that the worker can release, or the reason why it cannot.
-    pub(super) fn sleep_bytes(&self) -> Result<u64, String> {
-        if let Some(why) = &self.loader.unshared {
-            return Err(why.clone());
-        }
-        match self.loader.weights.bytes() {
-            (0, _) => Err("the model has no weights that the worker can release".to_owned()),
-            (bytes, _) => Ok(bytes),
-        }
+    /// Drops all sessions. No batch may run afterwards.
+    pub(super) fn clear(&mut self) {
+        let _exclusion = Exclusion::of_setup();
+        self.all.clear();
     }
 
     pub(super) fn channels_last(&self) -> bool {
@@ -231,7 +225,6 @@ impl Sessions {
 
 impl Drop for Sessions {
     fn drop(&mut self) {
-        let _exclusion = Exclusion::of_setup();
-        self.all.clear();
+        self.clear();
     }
 }

@@ -51,11 +51,9 @@ pub(super) struct Weights {
     brought: u64,
 }
 
-/// The memory of a model that sleeps, in bytes.
+/// The weights of a model that sleeps.
 #[derive(Debug)]
 pub(super) struct Released {
-    /// The released GPU memory.
-    pub(super) bytes: u64,
     /// The host memory from which the GPU can copy directly.
     pub(super) pinned: u64,
     /// The reason why the weights are not in such memory, if they should be.
@@ -195,7 +193,7 @@ impl Weights {
         }
         let pinned = self.regions.iter().filter_map(|region| region.pinned.as_ref());
         let pinned = pinned.map(|file| file.bytes() as u64).sum();
-        Ok(Released { bytes: self.bytes().0, pinned, unpinned })
+        Ok(Released { pinned, unpinned })
     }
 
     /// Brings all regions back to the same addresses. Batches that start later wait for the copies. If
