@@ -267,7 +267,8 @@ impl Controller {
             LaneEvent::Asleep(_) => {
                 // Open descriptors would keep the memory allocated.
                 self.weights = KeptWeights::default();
-                return;
+                // From now on, the worker's memory does not show what another worker needs.
+                return self.account.serves(None);
             }
             LaneEvent::Awake(worker) => return self.keep_weights(worker),
             LaneEvent::Gone(worker) => {

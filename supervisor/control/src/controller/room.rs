@@ -31,8 +31,10 @@ impl Controller {
     pub(super) fn room(&self) -> Option<Room> {
         let read = self.reading().map(|memory| memory.free);
         // Models sleep if a starting worker needs their memory.
-        let free = self.context.residency.available(self.model.gpu).or(read)?;
-        Some(Room { needed: self.account.need()?, free })
+        let available = self.context.residency.available(self.model.gpu);
+        // Before the first start, the files show at least how large the weights are.
+        let needed = self.account.need().or_else(|| available.map(|_| self.files.bytes()))?;
+        Some(Room { needed, free: available.or(read)? })
     }
 
     /// Checks that there is memory for a standby. `is_running` is true if a running worker is to become

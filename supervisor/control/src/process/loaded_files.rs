@@ -185,6 +185,11 @@ impl LoadedFile {
 }
 
 impl LoadedFiles {
+    /// Returns the size of the model's files in bytes, as far as it is known.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.stamp.as_ref()).map(|stamp| stamp.bytes).sum()
+    }
+
     /// Opens the files of a model that is about to be loaded.
     pub fn open(model: &ModelConfig) -> Self {
         let (path, reads_folder) = match &model.engine {

@@ -208,7 +208,7 @@ impl PipelineState {
 
     fn sleep(&mut self, cause: SleepCause, only_idle: bool) -> Result<(), String> {
         if self.links.len() > 1 {
-            return Err("a worker of the model is being replaced; try again later".to_owned());
+            return Err("the model has a second worker, which keeps the weights on the GPU; try again when it has exited".to_owned());
         }
         let queued = self.scheduler.queued();
         let Some((link, lane)) = self.serving() else {

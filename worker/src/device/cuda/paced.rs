@@ -1,33 +1,28 @@
 //! Copies between host memory and the GPU in pieces, for data that is not urgent for other models.
 #![allow(unsafe_code)] // This module starts copies.
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::{CudaError, CudaGpu, StreamMark, cuda_error};
+use super::{CudaError, CudaGpu, cuda_error};
 
-/// The size of one copy in bytes. A copy of this size takes about 45 us.
+/// The size of a piece in bytes. A copy of this size takes about 45 us.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// The number of copies that are queued on the GPU at a time. Copies of other models wait behind them,
-/// and fewer would leave the link idle between two copies.
-const QUEUED_PIECES: usize = 3;
-
-/// Copies on the compute stream of a model. Only a few pieces are queued at a time, so that the copies of
-/// other models need not wait for all of them.
+/// Copies on the compute stream of a model. Each piece is queued only when the previous piece has ended.
+/// A stream that always has a copy queued would keep the copies of other models waiting until all of its
+/// copies have ended (seen on an H200 under MPS).
 #[derive(Debug)]
 pub(super) struct PacedCopies<'g> {
     gpu: &'g CudaGpu,
-    queued: VecDeque<StreamMark>,
-    /// The bytes that were queued since the last mark. A piece can consist of several small copies.
-    unmarked: usize,
+    /// The bytes that were queued since the last wait. A piece can consist of several small copies.
+    queued: usize,
 }
 
 impl<'g> PacedCopies<'g> {
     pub(super) fn on(gpu: &'g CudaGpu) -> Self {
-        Self { gpu, queued: VecDeque::with_capacity(QUEUED_PIECES), unmarked: 0 }
+        Self { gpu, queued: 0 }
     }
 
     /// Copies bytes to the GPU. Waits until most of the copies have ended.
@@ -77,16 +72,10 @@ impl<'g> PacedCopies<'g> {
     }
 
     fn pace(&mut self, bytes: usize) -> Result<(), CudaError> {
-        self.unmarked += bytes;
-        if self.unmarked < PIECE_BYTES {
-            return Ok(());
-        }
-        self.unmarked = 0;
-        self.queued.push_back(self.gpu.mark()?);
-        if self.queued.len() >= QUEUED_PIECES
-            && let Some(first) = self.queued.pop_front()
-        {
-            first.wait();
+        self.queued += bytes;
+        if self.queued >= PIECE_BYTES {
+            self.queued = 0;
+            self.gpu.mark()?.wait();
         }
         Ok(())
     }
