@@ -136,7 +136,7 @@ function inTime(name, shown) {
   return offered > 0 ? sum((model) => model.in_time ?? 0) / offered : undefined;
 }
 
-const isUnready = (model) => !["ready", "unloading", "unloaded"].includes(model.state);
+const isUnready = (model) => !["ready", "asleep", "unloading", "unloaded"].includes(model.state);
 const hasMissed = (model, part) => part !== undefined && part * 100 < model.percentile;
 
 // Models that are not ready or violate their SLO come first; the others keep the configuration's order.

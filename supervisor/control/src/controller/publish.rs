@@ -94,6 +94,8 @@ impl Controller {
         if old.state != new.state {
             match &new.state {
                 ModelState::Unready { next: NextStart::UnderWay, .. } => {}
+                // The reason contains figures that change while the model waits.
+                ModelState::Waiting(_) if matches!(old.state, ModelState::Waiting(_)) => {}
                 ModelState::Ready => tracing::info!(model, share = %new.share, "model ready"),
                 ModelState::Restarting => self.log_restart(&old, new),
                 ModelState::Waiting(why) => tracing::warn!(

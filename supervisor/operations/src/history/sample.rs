@@ -207,7 +207,7 @@ impl ModelSample {
             queue: model.queue,
             rate: model.rates.map_or(0.0, |rates| round(rates.requests)),
             refusals: model.rates.map_or(0.0, |rates| round(rates.refused)),
-            why: model.why.clone().or(overload),
+            why: model.why.clone().or(overload).or_else(|| sleep_note(model).filter(|_| model.sleeps())),
         }
     }
 }

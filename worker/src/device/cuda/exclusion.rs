@@ -1,9 +1,10 @@
 //! The exclusion between recordings and the set-up of other models in the same process.
 //!
 //! While CUDA records a batch on one thread, some calls of other threads fail, and make the recording
-//! fail: calls that wait for the whole context, and calls of libraries that create or destroy their
-//! handles (seen on an H200 with ONNX Runtime 1.31). A thread that records therefore excludes the threads
-//! that make such calls. Threads that only replay recordings are not affected.
+//! fail: calls that wait for the whole context or create a stream, and calls of libraries that create or
+//! destroy their handles (seen on an H200 with ONNX Runtime 1.31). A thread that records therefore
+//! excludes the threads that make such calls. Threads that only replay recordings are not affected, nor
+//! are those that sleep or wake.
 
 use std::cell::Cell;
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
+use super::exclusion::Exclusion;
 use super::partition::GreenContext;
 use super::{CudaError, CudaGpu, cuda_error};
 
@@ -105,6 +106,7 @@ pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
     pub fn new(gpu: &CudaGpu) -> Result<Self, CudaError> {
+        let _exclusion = Exclusion::of_setup();
         gpu.context.new_stream().map(Self).map_err(cuda_error("create a stream"))
     }
 }

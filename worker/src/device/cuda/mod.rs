@@ -98,6 +98,7 @@ impl CudaGpu {
     }
 
     fn with(context: Arc<CudaContext>) -> Result<Self, CudaError> {
+        let _exclusion = Exclusion::of_setup();
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let sms = context.attribute(attribute).map_err(cuda_error("read the number of SMs"))?;
         let stream = || context.new_stream().map_err(cuda_error("create a stream"));
