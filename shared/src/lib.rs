@@ -13,6 +13,7 @@ pub mod frame;
 pub mod groups;
 pub mod ids;
 pub mod members;
+pub mod model_cache;
 pub mod onnx;
 pub mod passing;
 pub mod pool;

@@ -9,6 +9,7 @@ use shadowslice_config::Config;
 use shadowslice_control::backend::{GpuBackend, Gpus, MpsHandover};
 use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::model_cache;
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{
     StartQueue, Users, WorkerSettings, held, kill_leftover_workers, may_raise_priority, reap_orphans,
@@ -82,7 +83,7 @@ impl Ground {
             },
             library,
             shared: Arc::default(),
-            engines: place.join("tensorrt"),
+            engines: model_cache::folder(&place),
             users,
             timeouts: config.timeouts,
             response_bytes: config.limits.response_bytes,

@@ -1,6 +1,6 @@
 //! The models, and the parts that run them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -33,6 +33,8 @@ pub(crate) struct Running {
     pub(crate) state: PersistedState,
     /// The task that decides which models sleep, until it is spawned.
     pub(crate) residency: Option<ResidencyTask>,
+    /// The folder of optimised models.
+    pub(crate) model_cache: PathBuf,
 }
 
 /// Creates the models. Their workers begin to start. If there is a predecessor, they start when it hands
@@ -65,9 +67,17 @@ pub(crate) async fn run_models(
         context.clock,
         host::pinned_memory(&config.workers),
     );
-    let (client_commands_rx, residency) = (None, Some(residency));
-    let running =
-        Running { registry, router, models: seen, planned, pulse, client_commands_rx, state, residency };
+    let running = Running {
+        registry,
+        router,
+        models: seen,
+        planned,
+        pulse,
+        client_commands_rx: None,
+        state,
+        residency: Some(residency),
+        model_cache: context.engines.clone(),
+    };
     Ok((running, control))
 }
 

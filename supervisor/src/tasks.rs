@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use shadowslice_control::model_cache::keep_trimmed;
 use shadowslice_control::models::Registry;
 use shadowslice_datapath::phase::{Phase, PhaseReceiver, reached};
 use shadowslice_datapath::relay::RelayServer;
@@ -91,6 +92,7 @@ impl Tasks {
         if let Some(residency) = running.residency.take() {
             self.spawn("residency", residency.run());
         }
+        self.spawn("model cache", keep_trimmed(running.model_cache.clone(), running.models.clone()));
         let hangup = signal(SignalKind::hangup())?;
         let reopen = shared.reopen_access_log.clone();
         self.spawn("reloads", reload_on(hangup, shared.admin.registry.clone(), phase_rx(), reopen));

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -161,13 +161,8 @@ impl Home {
 
     /// Makes the supervisor keep optimised models in this folder, which remains after the
     /// supervisor has exited.
-    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), HarnessError> {
-        let failed =
-            |source| HarnessError::Io { what: format!("keep models in {}", folder.display()), source };
-        let private = self.run_dir().join("private");
-        // The supervisor refuses a folder to which other users can write.
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
-        symlink(folder, private.join("tensorrt")).map_err(failed)
+    pub fn keep_optimised_in(&mut self, folder: &Path) {
+        self.set_env("CACHE_DIRECTORY", folder);
     }
 
     /// Sets the time limit for each action of the supervisor.
@@ -193,6 +188,7 @@ impl Home {
             .env("SHADOWSLICE_RUN_DIR", self.run_dir())
             .env("TMPDIR", self.path().join("tmp"))
             .env("HOME", self.path().join("tmp"))
+            .env("CACHE_DIRECTORY", self.path().join("cache"))
             .env_remove("ORT_DISABLE_TELEMETRY")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

@@ -1,6 +1,6 @@
 //! Reads the keys that decide whether a model shares its worker process with other models.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use shadowslice_shared::contention::ClientPriority;
 
@@ -9,7 +9,7 @@ use super::keys::ISOLATIONS;
 use super::models::is_model_name;
 use super::reader::{Fields, Value};
 use super::render::quoted;
-use super::types::{EngineConfig, GpuConfig, HandoverMode, ModelConfig, Partitioning};
+use super::types::{EngineConfig, GpuConfig, HandoverMode, ModelConfig};
 
 /// The name of the shared worker of models that give none.
 const DEFAULT_WORKER: &str = "shared";
@@ -65,41 +65,119 @@ pub(super) fn check_shared(fields: &Fields<'_>, model: &ModelConfig) {
     }
 }
 
-/// The number of processes that every MPS server accepts. Newer drivers accept up to 60.
-const MPS_CLIENTS: usize = 48;
+/// The number of processes that an MPS server accepts with CUDA 13.0 and earlier (measured on an H200).
+/// Newer drivers accept more.
+pub const MPS_CLIENTS: usize = 48;
 
-/// Adds a note for each GPU under MPS whose models need more processes than the MPS server accepts. It is
-/// not a fault, because some drivers accept more.
+/// The maximum number of workers in one shared process. Further workers of the same name start another
+/// one.
+pub const MAX_MEMBERS: usize = 256;
+
+/// The processes that models need on a GPU under MPS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MpsClients {
+    /// The processes of workers and standbys.
+    pub standing: usize,
+    /// The models whose share changes by a hand-over to a shadow. During the change, each needs one more
+    /// process. A model with `handover: auto` counts only if its engine cannot have partitions.
+    pub shadows: usize,
+}
+
+impl MpsClients {
+    /// Counts the processes of models on the same GPU.
+    pub fn of<'m>(models: impl IntoIterator<Item = &'m ModelConfig>) -> Self {
+        let (mut clients, mut members) = (Self::default(), BTreeMap::new());
+        for model in models {
+            // A standby is in another process than its worker.
+            let workers = 1 + usize::from(model.standby);
+            clients.shadows += usize::from(changes_by_shadow(model));
+            match &model.shared_worker {
+                None => clients.standing += workers,
+                Some(name) => {
+                    let key = |process| (name, ClientPriority::of(model.priority), process);
+                    (0..workers).for_each(|process| *members.entry(key(process)).or_default() += 1);
+                }
+            }
+        }
+        clients.standing +=
+            members.values().map(|members: &usize| members.div_ceil(MAX_MEMBERS)).sum::<usize>();
+        clients
+    }
+}
+
+/// Returns true if the share of the model can change, and only by a shadow.
+fn changes_by_shadow(model: &ModelConfig) -> bool {
+    let by_shadow = match model.handover {
+        HandoverMode::Shadow => true,
+        // The engines of TensorRT are built for one share of a process.
+        HandoverMode::Auto => model.engine.has_tensorrt(),
+        HandoverMode::InProcess | HandoverMode::Never => false,
+    };
+    by_shadow && model.share.min < model.share.max
+}
+
+/// Adds a note for each GPU under MPS whose models need more processes than some MPS servers accept. It is
+/// not a fault, because newer drivers accept more.
 pub(super) fn note_clients(
     models: &[ModelConfig],
     items: &[Value<'_>],
     gpus: &[GpuConfig],
     context: &Context<'_>,
 ) {
-    let under_mps =
-        |(_, gpu): &(usize, &GpuConfig)| matches!(gpu, GpuConfig::Cuda { partition: Partitioning::Mps, .. });
-    for (gpu, _) in gpus.iter().enumerate().filter(under_mps) {
+    for (gpu, _) in gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_under_mps()) {
         let on_gpu = models.iter().zip(items).filter(|(model, _)| model.gpu == gpu && !model.gpu_auto);
-        let (mut processes, mut shared) = (0, BTreeSet::new());
-        for (model, item) in on_gpu {
-            let workers = 1 + usize::from(model.standby);
-            processes += match &model.shared_worker {
-                None => workers,
-                Some(name) => {
-                    let below = ClientPriority::of(model.priority);
-                    let added = (0..workers).filter(|process| shared.insert((name, below, *process)));
-                    added.count()
-                }
-            };
-            if processes > MPS_CLIENTS {
-                context.note(
-                    item,
-                    format!(
-                        "GPU {gpu} has more workers than the {MPS_CLIENTS} processes that MPS accepts with some drivers; set `isolation: shared` for some models, or use another GPU"
-                    ),
-                );
-                break;
-            }
+        let (on_gpu, items): (Vec<&ModelConfig>, Vec<_>) = on_gpu.unzip();
+        let needed = |count: usize| MpsClients::of(on_gpu[..count].iter().copied()).standing;
+        if let Some(first) = (0..items.len()).find(|index| needed(index + 1) > MPS_CLIENTS) {
+            context.note(
+                items[first],
+                format!(
+                    "GPU {gpu} has more workers than the {MPS_CLIENTS} processes that MPS accepts with some drivers; run `shadowslice doctor` with this file, set `isolation: shared` for some models, or use another GPU"
+                ),
+            );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn models(yaml: &str) -> Vec<ModelConfig> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        std::fs::write(folder.path().join("m.onnx"), "").unwrap();
+        std::fs::write(&file, format!("run_dir: /run/x\ngpus: [{{device: 0}}]\nmodels:\n{yaml}")).unwrap();
+        crate::load(&file, &|_| None, true).unwrap().models
+    }
+
+    fn clients(yaml: &str) -> (usize, usize) {
+        let MpsClients { standing, shadows } = MpsClients::of(&models(yaml));
+        (standing, shadows)
+    }
+
+    #[test]
+    fn each_worker_and_each_standby_is_a_process() {
+        let model = |more: &str| format!("- {{path: m.onnx, slo: 20ms{more}}}\n");
+        assert_eq!(clients(&model("")), (1, 0));
+        assert_eq!(clients(&model(", standby: always")), (2, 0));
+        assert_eq!(clients(&model(", handover: shadow")), (1, 1));
+        assert_eq!(clients(&model(", providers: [tensorrt, cuda]")), (1, 1));
+        assert_eq!(clients(&model(", handover: never, share: {initial: 20%}")), (1, 0));
+        assert_eq!(clients(&model(", handover: shadow, share: {min: 20%, initial: 20%, max: 20%}")), (1, 0));
+    }
+
+    #[test]
+    fn shared_workers_are_counted_by_name_priority_and_standby() {
+        let model = |name: usize, more: &str| {
+            format!("- {{name: m{name}, path: m.onnx, slo: 20ms, isolation: shared{more}}}\n")
+        };
+        let same: String = (0..3).map(|name| model(name, "")).collect();
+        assert_eq!(clients(&same), (1, 0));
+        assert_eq!(clients(&(same.clone() + &model(3, ", worker: other"))), (2, 0));
+        assert_eq!(clients(&(same.clone() + &model(3, ", standby: always"))), (2, 0));
+        assert_eq!(clients(&(same.clone() + &model(3, ", priority: 2"))), (2, 0));
+        let full = vec![models(&model(0, "")).remove(0); MAX_MEMBERS + 1];
+        assert_eq!(MpsClients::of(&full).standing, 2, "a process has a maximum of workers");
     }
 }

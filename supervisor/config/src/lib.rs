@@ -44,6 +44,7 @@ pub use client_changes::apply_client_changes;
 pub use engine::model_files;
 pub use faults::{ConfigError, ConfigFault, FaultList, Position};
 pub use host::RunDirCheck;
+pub use isolation::{MAX_MEMBERS, MPS_CLIENTS, MpsClients};
 pub use keys::schema;
 pub use peers::{Account, AllowedClients, Peers};
 pub use render::{Document, render};

@@ -176,6 +176,11 @@ impl GpuConfig {
             Self::Emulated { memory, .. } | Self::Cuda { memory, .. } => *memory,
         }
     }
+
+    /// Returns true if the workers on the GPU are clients of an MPS server.
+    pub fn is_under_mps(&self) -> bool {
+        matches!(self, Self::Cuda { partition: Partitioning::Mps, .. })
+    }
 }
 
 /// The mechanism that enforces shares on a real GPU.

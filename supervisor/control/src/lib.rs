@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod controller;
 pub mod host;
+pub mod model_cache;
 pub mod models;
 pub mod nvml;
 pub mod process;

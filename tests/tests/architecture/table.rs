@@ -233,11 +233,11 @@ pub(crate) const MAX_LINES: usize = 500;
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
     ("shared", 1850),
-    ("worker", 8000),
+    ("worker", 8450),
     ("worker/python", 250),
     ("supervisor", 1650),
     ("supervisor/config", 3950),
-    ("supervisor/control", 10200),
+    ("supervisor/control", 10300),
     ("supervisor/datapath", 4800),
     ("supervisor/ingress", 6650),
     ("supervisor/operations", 6450),

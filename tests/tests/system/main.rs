@@ -20,6 +20,7 @@ mod lifecycle;
 mod limits;
 mod log;
 mod metrics;
+mod model_cache;
 mod modes;
 mod mps;
 mod neighbour;

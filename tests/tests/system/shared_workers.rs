@@ -195,9 +195,13 @@ async fn a_shared_worker_that_stops_answering_is_replaced_for_all_its_models() {
 }
 
 #[tokio::test]
-async fn two_hundred_models_share_a_process() {
-    let models: Vec<String> = (0..200).map(|number| shared(&format!("m{number}"), "")).collect();
-    let mut home = shared_home(&models).unwrap();
+async fn two_hundred_models_share_a_process_and_the_memory_for_half_of_them() {
+    let names = || (0..200).map(|number| format!("m{number}"));
+    let models: Vec<String> = names().map(|name| shared(&name, ", sleep: on-pressure, slo: 5s")).collect();
+    // Besides the weights of 100 models, 10 MiB each, the memory has space for one context and the
+    // scratch memory of all models.
+    let limited = config(&models).replace("sms: 132", "sms: 132, memory: 3100Mi");
+    let mut home = Home::with_config(&limited).unwrap();
     home.set_timeout(Duration::from_secs(90));
     home.write("profile.yaml", profile(1.0)).unwrap();
     let server = ServerUnderTest::start_ready(home).await.unwrap();
@@ -206,13 +210,19 @@ async fn two_hundred_models_share_a_process() {
     let process = ProcessHandle::of(*pids(&status).first().unwrap()).unwrap();
     let memory = process.memory().unwrap();
     assert!(memory < 400 << 20, "the process takes {} MiB", memory >> 20);
-    for number in [0, 99, 199] {
+    let awake = |status: &StatusJson| {
+        status.models.iter().filter(|model| model.more["sleep"]["phase"] != "asleep").count()
+    };
+    assert!((1..=100).contains(&awake(&status)), "{} models are awake", awake(&status));
+    for number in [0, 50, 99, 150, 199] {
         let name: &'static str = Box::leak(format!("m{number}").into_boxed_str());
         answers(&server, name).await;
     }
     kill(process.pid);
-    for number in 0..200 {
-        replaced(&server, &format!("m{number}"), process.pid).await;
+    for name in names() {
+        replaced(&server, &name, process.pid).await;
     }
+    let status = server.status().await.unwrap();
+    assert!(status.models.iter().any(|model| model.more["sleep"]["wakes"] != 0), "{:?}", status.models);
     server.stop().await.unwrap();
 }

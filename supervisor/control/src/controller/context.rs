@@ -19,7 +19,7 @@ pub struct Context {
     pub workers: WorkerSettings,
     /// The path of ONNX Runtime's library, if a model needs it.
     pub library: PathBuf,
-    /// The folder for engines that were built for this GPU.
+    /// The folder for optimised models and engines.
     pub engines: PathBuf,
     /// The users of the models' workers. `None` if all workers run as the supervisor's user.
     pub users: Option<Arc<Users>>,

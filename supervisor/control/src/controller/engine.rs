@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use shadowslice_shared::boot::{EngineSpec, ProviderSpec, WorkerPurpose};
+use shadowslice_shared::model_cache::OPTIMISED;
 use shadowslice_shared::units::Percent;
 
 use crate::backend::GpuBackend;
@@ -22,7 +23,7 @@ pub fn spec(model: &ModelConfig, library: &Path, engines: &Path, share: Percent)
                 .iter()
                 .map(|provider| provider_spec(*provider, model, engines, share))
                 .collect(),
-            optimised: Some(engines.join(&model.name).join("optimised")),
+            optimised: Some(engines.join(&model.name).join(OPTIMISED)),
         },
         EngineConfig::Python { path, interpreter, threads } => EngineSpec::Python {
             interpreter: interpreter.clone(),

@@ -1,6 +1,5 @@
 //! The start of a worker and of its lane on the data path.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,15 +29,6 @@ pub(super) enum LaunchError {
     Grant(#[source] GrantError),
     #[error("cannot assign a user to the model's workers")]
     User(#[source] NoUser),
-    #[error(
-        "cannot create {path} for the user of the model's workers; the supervisor needs CAP_CHOWN, and a run_dir \
-         with free space on a local file system"
-    )]
-    Folder {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     #[error("cannot spawn a worker")]
     Spawn(#[source] SpawnError),
 }
@@ -53,7 +43,7 @@ impl LaunchError {
         let refused = match self {
             Self::Turn => return Some(WaitReason::Turn),
             Self::Grant(refused) | Self::Spawn(SpawnError::Grant(refused)) => refused,
-            Self::User(_) | Self::Folder { .. } | Self::Spawn(_) => return None,
+            Self::User(_) | Self::Spawn(_) => return None,
         };
         match refused {
             GrantError::NoMemory { .. } => Some(WaitReason::Memory),
@@ -187,8 +177,9 @@ impl Controller {
         loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)
     }
 
-    /// Returns the id of the user for the model's workers, and the folder that this user owns. The folder
-    /// contains optimised models and engines. All models of a shared worker have the same user.
+    /// Returns the id of the user for the model's workers, and the folder that this user owns, if it can be
+    /// created. The folder contains optimised models and engines. All models of a shared worker have the
+    /// same user.
     fn user(&mut self) -> Result<Option<(u32, PathBuf)>, LaunchError> {
         let Some(users) = &self.context.users else { return Ok(None) };
         if self.user.is_none() {
@@ -198,7 +189,14 @@ impl Controller {
         }
         let Some(user) = &self.user else { return Ok(None) };
         let folder = self.context.engines.join(&self.model.name);
-        user.give(&folder).map_err(|source| LaunchError::Folder { path: folder.clone(), source })?;
+        if let Err(error) = user.give(&folder) {
+            tracing::warn!(
+                model = self.model.name,
+                folder = %folder.display(),
+                %error,
+                "cannot create the folder of the model's workers, so they store no optimised models; free disk space, or give the supervisor CAP_CHOWN and CAP_FOWNER"
+            );
+        }
         Ok(Some((user.id, folder)))
     }
 

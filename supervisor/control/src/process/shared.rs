@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nix::libc;
 use parking_lot::Mutex;
+use shadowslice_config::MAX_MEMBERS;
 use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::contention::ClientPriority;
 use shadowslice_shared::ids::WorkerId;
@@ -28,9 +29,6 @@ use super::spawn::{InheritedFile, spawn};
 use super::stderr_forward;
 use super::worker::{SpawnError, WorkerSettings};
 use crate::backend::{GpuBackend, Grant, GrantRequest};
-
-/// The maximum number of workers in one process. Further workers of the same name start another one.
-const MAX_MEMBERS: usize = 256;
 
 /// The time within which a process without workers must exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);

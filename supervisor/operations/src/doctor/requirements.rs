@@ -1,7 +1,7 @@
 //! Determines which parts of a host a configuration requires.
 
 use shadowslice_config::{
-    Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning, ProviderKind,
+    Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, MpsClients, ProviderKind,
 };
 
 /// The number of file descriptors that is required without a configuration. With a configuration,
@@ -18,6 +18,16 @@ pub(super) struct Requirements {
     pub(super) cuda: bool,
     pub(super) tensorrt: bool,
     pub(super) descriptors: u64,
+    pub(super) clients: Vec<GpuClients>,
+}
+
+/// The processes that a configuration needs on a GPU under MPS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GpuClients {
+    pub(super) device: CudaDevice,
+    pub(super) needed: MpsClients,
+    /// The models with `gpu: auto`, which may be placed on this GPU or on another one.
+    pub(super) unplaced: usize,
 }
 
 impl Requirements {
@@ -30,6 +40,7 @@ impl Requirements {
             cuda: true,
             tensorrt: false,
             descriptors: USUAL_DESCRIPTORS,
+            clients: Vec::new(),
         }
     }
 
@@ -38,7 +49,6 @@ impl Requirements {
             GpuConfig::Cuda { device, .. } => Some(device.clone()),
             GpuConfig::Emulated { .. } => None,
         };
-        let by_mps = |gpu: &GpuConfig| matches!(gpu, GpuConfig::Cuda { partition: Partitioning::Mps, .. });
         let uses = |provider: ProviderKind| {
             config.models.iter().any(|model| match &model.engine {
                 EngineConfig::OnnxRuntime { providers, .. } => providers.contains(&provider),
@@ -48,16 +58,30 @@ impl Requirements {
         let is_onnx = |model: &ModelConfig| matches!(model.engine, EngineConfig::OnnxRuntime { .. });
         Self {
             gpus: Some(config.gpus.iter().filter_map(device).collect()),
-            mps: config.gpus.iter().any(by_mps),
+            mps: config.gpus.iter().any(GpuConfig::is_under_mps),
             onnxruntime: config.models.iter().any(is_onnx),
             // The TensorRT provider also uses the CUDA provider.
             cuda: uses(ProviderKind::Cuda) || uses(ProviderKind::TensorRt),
             tensorrt: uses(ProviderKind::TensorRt),
             descriptors: config.own_descriptors() + config.limits.connections as u64,
+            clients: clients(config),
         }
     }
 
     pub(super) fn gpu(&self) -> bool {
         self.gpus.as_ref().is_none_or(|gpus| !gpus.is_empty())
     }
+}
+
+fn clients(config: &Config) -> Vec<GpuClients> {
+    // On the only GPU, models with `gpu: auto` have their place.
+    let is_placed = |model: &ModelConfig| !model.gpu_auto || config.gpus.len() == 1;
+    let unplaced = config.models.iter().filter(|model| !is_placed(model)).count();
+    let of_gpu = |(index, gpu): (usize, &GpuConfig)| {
+        let GpuConfig::Cuda { device, .. } = gpu else { return None };
+        let models = config.models.iter().filter(|model| model.gpu == index && is_placed(model));
+        let needed = MpsClients::of(models);
+        gpu.is_under_mps().then(|| GpuClients { device: device.clone(), needed, unplaced })
+    };
+    config.gpus.iter().enumerate().filter_map(of_gpu).collect()
 }

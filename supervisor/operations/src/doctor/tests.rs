@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use super::check::{Check, Checks, Level};
 use super::facts::*;
 use super::judge::judge;
-use super::requirements::Requirements;
+use super::requirements::{GpuClients, Requirements};
 use shadowslice_config as config;
-use shadowslice_config::CudaDevice;
+use shadowslice_config::{CudaDevice, MpsClients};
 use shadowslice_control::backend::{OnnxRuntime, ProbedLibraries};
 use shadowslice_control::nvml::{
     ComputeMode, CudaVersion, Gpu, GpuProcess, Identity, Memory, NvmlHost, Power, Usage,
@@ -468,4 +468,26 @@ fn partitions_are_reported_as_measured_and_half_precision_on_hopper() {
     let names: Vec<String> =
         judge(&facts, &Requirements::everything()).into_iter().map(|check| check.name).collect();
     assert!(!names.contains(&"half precision".to_owned()));
+}
+
+#[test]
+fn models_that_need_more_processes_than_mps_accepts_are_a_fault() {
+    let judged = |standing, shadows, minor| {
+        let mut facts = h200();
+        facts.driver.nvml.as_mut().unwrap().cuda.minor = minor;
+        let needed = MpsClients { standing, shadows };
+        let clients = vec![GpuClients { device: CudaDevice::Index(0), needed, unplaced: 0 }];
+        let need = Requirements { clients, ..Requirements::everything() };
+        let mut checks = judge(&facts, &need).into_iter();
+        let check = checks.find(|check| check.name == "gpu 0 mps clients").unwrap();
+        (check.level, check.finding)
+    };
+    let fits = "the models need 48 processes; MPS accepts 48 with CUDA 13.0";
+    assert_eq!(judged(48, 0, 0), (Level::Ok, fits.to_owned()));
+    assert_eq!(judged(48, 1, 0).0, Level::Warning, "its shadow would wait");
+    assert_eq!(judged(49, 0, 0).0, Level::Fault);
+    let (level, finding) = judged(49, 11, 1);
+    assert_eq!(level, Level::Ok, "newer drivers accept more");
+    assert!(finding.contains("and up to 11 for shadows; MPS accepts 60 with CUDA 13.1"), "{finding}");
+    assert_eq!(judged(61, 0, 1).0, Level::Fault);
 }

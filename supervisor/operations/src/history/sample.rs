@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
-use crate::status::{GpuStatus, ModelStatus};
+use crate::status::{GpuStatus, ModelStatus, sleep_note};
 use shadowslice_control::controller::Mechanism;
 use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;

@@ -28,6 +28,7 @@ use driver_view::DriverView;
 pub use options::ProfileOptions;
 use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::model_cache;
 use shadowslice_control::process::{BootMs, ReferenceFile, ReferenceFileError, WorkerSettings};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
@@ -108,7 +109,7 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
         command: &options.command(),
         gpu: Arc::clone(&gpus[0]),
         settings: &settings,
-        engines: &run_dir.private().join("tensorrt"),
+        engines: &model_cache::folder(&run_dir.private()),
         library: &host::onnxruntime_library(&config)?,
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,

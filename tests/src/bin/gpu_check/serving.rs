@@ -72,8 +72,8 @@ impl RunningServer {
         config: &str,
         kept: &Path,
     ) -> Result<Self, StageError> {
-        let home = home(settings, name, config)?;
-        home.keep_optimised_in(kept)?;
+        let mut home = home(settings, name, config)?;
+        home.keep_optimised_in(kept);
         Self::start_in(home, name).await
     }
 

@@ -106,6 +106,8 @@ impl Loader {
             "cannot store or load the model's optimised form, so starts take more time and memory: \
              {failure}"
         ));
+        // If this layout failed the proof, the folder might not be able to record that.
+        self.channels_last = false;
         commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 

@@ -5,6 +5,7 @@
 mod bound;
 mod channels_last;
 mod constants;
+mod content;
 mod gather;
 mod input;
 mod instantiator;

@@ -135,7 +135,12 @@ impl GpuEngine {
                 loader.channels_last = optimised.channels_last;
                 loader.optimised = Some(optimised);
             }
-            Some(Err(error)) => loader.unshared = Some(chain(&error)),
+            Some(Err(error)) => {
+                loader.unshared = Some(format!(
+                    "cannot use the folder of optimised models, so starts take more time and memory: {}",
+                    chain(&error)
+                ));
+            }
             None => {}
         }
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());

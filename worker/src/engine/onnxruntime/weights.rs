@@ -17,7 +17,8 @@ use shadowslice_shared::errors::chain;
 use shadowslice_shared::onnx::datatype_of;
 use shadowslice_shared::weights::{self, MAX_REGIONS, RegionContent};
 
-use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
+use super::content::Fingerprint;
+use super::optimised::{OptimisedForm, StoredTensor};
 use super::{element_type, tensor};
 use crate::device::cuda::pinned_file::PinnedFile;
 use crate::device::cuda::region::SharedRegion;

@@ -1,6 +1,6 @@
 //! The number of processes that an MPS server accepts. The documentation says 48 or 60, depending on the
-//! driver and the GPU, and processes of other programs count too. The supervisor therefore learns the
-//! number when the server refuses a process.
+//! driver (`shadowslice doctor` checks that), and processes of other programs count too. The supervisor
+//! therefore learns the number when the server refuses a process.
 
 use std::time::{Duration, Instant};
 

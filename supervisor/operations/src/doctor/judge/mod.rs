@@ -1,5 +1,6 @@
 //! Converts the facts about a host into checks. This module does no I/O.
 
+mod clients;
 mod driver;
 mod engine;
 mod mps;
@@ -16,6 +17,7 @@ pub(super) fn judge(facts: &HostFacts, need: &Requirements) -> Vec<Check> {
     [
         if_needed(need.gpu(), driver::checks(driver, engine, need)),
         if_needed(need.mps, mps::checks(mps, driver, system)),
+        clients::checks(&need.clients, driver),
         if_needed(need.mps, partitions::checks(partitions.as_deref(), driver)),
         if_needed(need.gpu(), system::of_gpus(system)),
         if_needed(need.mps, system::of_mps(system)),
