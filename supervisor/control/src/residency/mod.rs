@@ -17,7 +17,7 @@ use shadowslice_config::{GpuConfig, SleepConfig};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{ResidencySignal, SleepCause, SleepState};
 use shadowslice_policy::residency::{
-    ModelResidency, ResidencyAction, ResidencyDecision, WeightsState, decide,
+    AwakeLoad, ModelResidency, ResidencyAction, ResidencyDecision, WeightsState, decide,
 };
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
@@ -169,7 +169,7 @@ impl ResidencyTask {
         let idle = |model: &&ModelResidency| {
             matches!(
                 model.state,
-                WeightsState::Awake { is_busy: false, .. } | WeightsState::InUse { leaves: true }
+                WeightsState::Awake { load: AwakeLoad::Idle, .. } | WeightsState::InUse { leaves: true }
             )
         };
         let idle: i128 = models.iter().filter(idle).map(|model| i128::from(model.bytes)).sum();

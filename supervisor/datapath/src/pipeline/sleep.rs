@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_policy::residency::WeightsState;
+use shadowslice_policy::residency::{AwakeLoad, WeightsState};
 use shadowslice_policy::scheduler::LaneWeights;
 use shadowslice_shared::batch::{Command, SleepReply};
 use shadowslice_shared::ids::WorkerId;
@@ -82,6 +82,8 @@ pub(crate) struct Residency {
     failed_wakes: u32,
     /// True if the deciding task knows that requests wait.
     is_announced: bool,
+    /// The number of requests that waited for the last wake and have no answers yet.
+    owed: usize,
     /// The host memory that the worker has pinned, in bytes.
     pinned: u64,
 }
@@ -142,7 +144,7 @@ impl Residency {
     pub(crate) fn new(bytes: Result<u64, String>, now: Timestamp) -> Self {
         let wake_time = wake_time(*bytes.as_ref().unwrap_or(&0));
         let weights = WorkerWeights::Awake { since: now };
-        Self { weights, bytes, wake_time, failed_wakes: 0, is_announced: false, pinned: 0 }
+        Self { weights, bytes, wake_time, failed_wakes: 0, is_announced: false, owed: 0, pinned: 0 }
     }
 
     fn phase(&self) -> SleepPhase {
@@ -231,15 +233,24 @@ impl PipelineState {
 
     fn wake(&mut self, now: Timestamp) {
         self.is_wake_ordered = false;
+        let owed = self.scheduler.queued();
         let Some((link, _)) = self.serving() else { return };
         if !matches!(link.residency.weights, WorkerWeights::Asleep { .. }) {
             return;
         }
         let (worker, until) = (link.worker, now + link.residency.wake_time);
         link.residency.weights = WorkerWeights::Waking;
+        link.residency.owed = owed;
         link.command(Command::Wake);
         self.scheduler.set_weights(worker, LaneWeights::Loading(until));
         self.dispatch(now);
+    }
+
+    /// Records that a worker has answered this number of requests.
+    pub(crate) fn record_answered(&mut self, worker: WorkerId, requests: usize) {
+        if let Some(link) = self.link_mut(worker) {
+            link.residency.owed = link.residency.owed.saturating_sub(requests);
+        }
     }
 
     /// Handles a worker's reply to the order to sleep.
@@ -347,7 +358,12 @@ impl PipelineState {
         let weights = match link.residency.weights {
             WorkerWeights::Awake { .. } if is_replaced => WeightsState::InUse { leaves: false },
             WorkerWeights::Awake { since } => {
-                WeightsState::Awake { since, used, is_busy: wanted.is_some() || !lane.is_empty() }
+                let load = match link.residency.owed {
+                    _ if wanted.is_none() && lane.is_empty() => AwakeLoad::Idle,
+                    0 => AwakeLoad::Busy,
+                    _ => AwakeLoad::Owing,
+                };
+                WeightsState::Awake { since, used, load }
             }
             WorkerWeights::Draining { .. } | WorkerWeights::FallingAsleep { .. } => {
                 WeightsState::InUse { leaves: true }

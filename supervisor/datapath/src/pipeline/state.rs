@@ -273,6 +273,7 @@ impl PipelineState {
         if completion.first {
             self.report(LaneEvent::FirstAnswer(worker, now));
         }
+        self.record_answered(worker, batch.requests.len());
         self.recycle(worker, batch.slot, now);
     }
 

@@ -45,8 +45,8 @@ pub enum WeightsState {
         since: Timestamp,
         /// The time of the last request.
         used: Timestamp,
-        /// True if requests wait or execute.
-        is_busy: bool,
+        /// The requests of the model.
+        load: AwakeLoad,
     },
     /// The model must stay awake, or is waking or falling asleep, so its memory is in use.
     InUse {
@@ -58,6 +58,17 @@ pub enum WeightsState {
         /// The earliest deadline of the requests that wait for the model, or `None` if there are none.
         wanted: Option<Timestamp>,
     },
+}
+
+/// The requests of a model that is awake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AwakeLoad {
+    /// No request waits or executes.
+    Idle,
+    /// Requests wait or execute. All that waited for the last wake have their answers.
+    Busy,
+    /// Requests that waited for the last wake have no answers yet.
+    Owing,
 }
 
 /// A decision about one model.
@@ -116,7 +127,7 @@ impl Decider<'_> {
     /// Puts models to sleep that had no request for their configured time.
     fn sleep_idle(&mut self) {
         for (index, model) in self.models.iter().enumerate() {
-            let (WeightsState::Awake { since, used, is_busy: false }, Some(after)) =
+            let (WeightsState::Awake { since, used, load: AwakeLoad::Idle }, Some(after)) =
                 (&model.state, model.sleep_after)
             else {
                 continue;
@@ -176,25 +187,26 @@ impl Decider<'_> {
     }
 
     /// Returns the models that can sleep, in the order in which they should. Idle models come first. A
-    /// busy model that `may_interrupt` selects can also sleep, once it has been awake for long enough.
+    /// busy model that `may_interrupt` selects can also sleep, once it has been awake for long enough and
+    /// has answered the requests that waited for its wake.
     fn victims(&mut self, may_interrupt: impl Fn(&ModelResidency) -> bool) -> Vec<usize> {
         let mut victims = Vec::new();
         for (index, model) in self.models.iter().enumerate() {
-            let WeightsState::Awake { since, used, is_busy } = model.state else { continue };
+            let WeightsState::Awake { since, used, load } = model.state else { continue };
             if self.decision.actions.iter().any(|(chosen, _)| *chosen == index) {
                 continue;
             }
-            if is_busy {
-                let served = since + model.wake_time.saturating_mul(MIN_AWAKE_WAKES);
-                if !may_interrupt(model) {
-                    continue;
-                }
-                if served > self.now {
+            let served = since + model.wake_time.saturating_mul(MIN_AWAKE_WAKES);
+            match load {
+                AwakeLoad::Idle => {}
+                AwakeLoad::Busy if may_interrupt(model) && served <= self.now => {}
+                AwakeLoad::Busy if may_interrupt(model) => {
                     self.check_at(served);
                     continue;
                 }
+                AwakeLoad::Busy | AwakeLoad::Owing => continue,
             }
-            victims.push((is_busy, Reverse(model.priority), used, index));
+            victims.push((load != AwakeLoad::Idle, Reverse(model.priority), used, index));
         }
         victims.sort_unstable();
         victims.into_iter().map(|(.., index)| index).collect()
@@ -206,8 +218,10 @@ impl Decider<'_> {
             if self.free + self.leaving >= bytes {
                 return;
             }
-            let is_busy = matches!(self.models[victim].state, WeightsState::Awake { is_busy: true, .. });
-            let action = if is_busy { ResidencyAction::Interrupt } else { ResidencyAction::SleepForOthers };
+            let action = match self.models[victim].state {
+                WeightsState::Awake { load: AwakeLoad::Idle, .. } => ResidencyAction::SleepForOthers,
+                _ => ResidencyAction::Interrupt,
+            };
             self.sleep(victim, action);
         }
     }

@@ -18,7 +18,8 @@ fn model(priority: u32, state: WeightsState) -> ModelResidency {
 
 /// Returns a model that woke at 0 and got its last request at `used` ms.
 fn awake(priority: u32, used: u64, is_busy: bool) -> ModelResidency {
-    model(priority, WeightsState::Awake { since: at(0), used: at(used), is_busy })
+    let load = if is_busy { AwakeLoad::Busy } else { AwakeLoad::Idle };
+    model(priority, WeightsState::Awake { since: at(0), used: at(used), load })
 }
 
 fn asleep(priority: u32, deadline: Option<u64>) -> ModelResidency {
@@ -36,7 +37,7 @@ fn idle_models_sleep_after_their_time_and_no_other_does() {
 
 #[test]
 fn a_model_that_just_woke_without_a_request_stays_awake_for_its_time() {
-    let woken = model(1, WeightsState::Awake { since: at(50_000), used: at(0), is_busy: false });
+    let woken = model(1, WeightsState::Awake { since: at(50_000), used: at(0), load: AwakeLoad::Idle });
     assert_eq!(decide(GIB, &[woken], at(70_000)).actions, []);
 }
 
@@ -78,6 +79,8 @@ fn a_busy_model_yields_only_to_its_priority_or_above_and_after_it_has_served() {
     assert_eq!(yields(1, 1, 40), (true, None));
     assert_eq!(yields(2, 1, 40), (true, None));
     assert_eq!(yields(1, 2, 1_000), (false, None));
+    let owing = WeightsState::Awake { since: at(0), used: at(1), load: AwakeLoad::Owing };
+    assert_eq!(decide(0, &[model(2, owing), asleep(1, Some(50))], at(1_000)).actions, []);
     let idle_first = [awake(3, 1, true), awake(1, 9, false), asleep(1, Some(50))];
     assert_eq!(decide(0, &idle_first, at(40)).actions, [(1, ResidencyAction::SleepForOthers)]);
 }
@@ -111,7 +114,7 @@ fn saturated_models_take_turns_and_copies_take_little_time() {
     for now in 0..5_000 {
         for (_, index, wakes) in pending.extract_if(.., |(due, ..)| *due <= now) {
             states[index].state = match wakes {
-                true => WeightsState::Awake { since: at(now), used: at(now), is_busy: true },
+                true => WeightsState::Awake { since: at(now), used: at(now), load: AwakeLoad::Busy },
                 false => {
                     free += GIB;
                     WeightsState::Asleep { wanted: Some(at(now)) }

@@ -1,6 +1,6 @@
 //! Tests models that sleep.
 
-use shadowslice_policy::residency::WeightsState;
+use shadowslice_policy::residency::{AwakeLoad, WeightsState};
 use shadowslice_shared::batch::SleepReply;
 use tokio::sync::watch;
 
@@ -171,4 +171,36 @@ async fn sleeps_and_wakes_that_were_not_ordered_end_the_lane() {
         let event = room.stage.event().await;
         assert!(matches!(&event, LaneEvent::Broken(_, why) if why.contains("not ordered")), "{event:?}");
     }
+}
+
+#[tokio::test]
+async fn a_model_owes_answers_to_the_requests_that_waited_for_its_wake() {
+    let mut room = Bedroom::new();
+    room.sleep().await;
+    let waiting = [room.stage.request(), room.stage.request()];
+    room.stage.until((2, 0)).await;
+    room.stage.pipeline.wake();
+    room.worker.command().await;
+    room.worker.report(&WorkerMessage::Awake(Ok(1)));
+    room.reached(SleepPhase::Awake).await;
+    let load = |weights| match weights {
+        WeightsState::Awake { load, .. } => load,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(load(room.weights()), AwakeLoad::Owing);
+    let later = room.stage.request();
+    let mut answered = 0;
+    while answered < waiting.len() {
+        let batch = room.worker.batch().await;
+        answered += batch.requests.len();
+        room.worker.answer_well(&batch);
+    }
+    for request in waiting {
+        assert_eq!(request.await.unwrap(), Ok(good()));
+    }
+    assert_ne!(load(room.weights()), AwakeLoad::Owing);
+    if answered == 2 {
+        room.worker.answer_well(&room.worker.batch().await);
+    }
+    assert_eq!(later.await.unwrap(), Ok(good()));
 }
