@@ -118,6 +118,7 @@ impl Pipeline {
                 state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to: worker.0 });
             }
             state.scheduler.route(Some(worker));
+            state.publish_sleep();
             state.dispatch(now);
         });
     }

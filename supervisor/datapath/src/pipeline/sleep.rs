@@ -228,6 +228,7 @@ impl PipelineState {
         link.residency.is_announced = false;
         self.scheduler.set_weights(worker, LaneWeights::Released(wake_time));
         self.continue_sleep();
+        self.publish_sleep();
         Ok(())
     }
 
@@ -243,6 +244,7 @@ impl PipelineState {
         link.residency.owed = owed;
         link.command(Command::Wake);
         self.scheduler.set_weights(worker, LaneWeights::Loading(until));
+        self.publish_sleep();
         self.dispatch(now);
     }
 
@@ -283,6 +285,7 @@ impl PipelineState {
             }
         }
         self.residency.changed.notify_one();
+        self.publish_sleep();
         self.dispatch(now);
         Ok(())
     }
@@ -322,6 +325,7 @@ impl PipelineState {
             Err(why) => self.handle_failed_wake(worker, why, now),
         }
         self.residency.changed.notify_one();
+        self.publish_sleep();
         self.dispatch(now);
         Ok(())
     }

@@ -166,7 +166,6 @@ impl PipelineState {
         };
         self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
         self.announce_idle();
-        self.publish_sleep();
     }
 
     /// Returns the time at which the first request that waits for a model that sleeps is refused.
@@ -292,6 +291,7 @@ impl PipelineState {
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);
+        self.publish_sleep();
         self.report(LaneEvent::Gone(worker));
     }
 

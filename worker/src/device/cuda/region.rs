@@ -30,10 +30,11 @@ pub struct SharedRegion {
 pub(super) struct Pages {
     /// The driver's handle of the memory.
     memory: sys::CUmemGenericAllocationHandle,
-    file: OwnedFd,
+    /// The descriptor, or `None` if no other process uses the memory.
+    file: Option<OwnedFd>,
 }
 
-// SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
+// SAFETY: the driver lets any thread use a mapping and remove it. All changes need `&mut`.
 unsafe impl Send for SharedRegion {}
 // SAFETY: the reasons for `Send` apply here too.
 unsafe impl Sync for SharedRegion {}
@@ -48,7 +49,7 @@ impl SharedRegion {
     ) -> Result<Self, E> {
         let _exclusion = Exclusion::of_setup();
         let mapped = round_up(gpu, bytes)?;
-        let region = Self::map(gpu, Pages::allocate(gpu, mapped)?, mapped, Access::ReadWrite)?;
+        let region = Self::map(gpu, Pages::allocate(gpu, mapped)?.exported()?, mapped, Access::ReadWrite)?;
         fill(&region)?;
         // A copy from pageable memory can return while the driver still writes the last bytes to the
         // GPU. A write to read-only memory is a fault, which ends all clients of the MPS server.
@@ -64,7 +65,7 @@ impl SharedRegion {
         // SAFETY: the descriptor is open, and the driver checks that it refers to GPU memory.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
         imported.result().map_err(cuda_error("import memory"))?;
-        Self::map(gpu, Pages { memory, file }, mapped, Access::Read)
+        Self::map(gpu, Pages { memory, file: Some(file) }, mapped, Access::Read)
     }
 
     fn map(gpu: &CudaGpu, pages: Pages, mapped: usize, access: Access) -> Result<Self, CudaError> {
@@ -108,7 +109,7 @@ impl SharedRegion {
         if self.pages.is_some() {
             return Ok(());
         }
-        self.place(Pages::allocate(gpu, self.mapped)?, Access::ReadWrite, location(gpu))
+        self.place(Pages::allocate(gpu, self.mapped)?.exported()?, Access::ReadWrite, location(gpu))
     }
 
     fn address(&self) -> sys::CUdeviceptr {
@@ -122,7 +123,7 @@ impl SharedRegion {
     /// Returns the descriptor, which keeps the memory alive in any process that holds it. Returns `None`
     /// while the memory is released.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.pages.as_ref().map(|pages| pages.file.as_fd())
+        self.pages.as_ref()?.file.as_ref().map(|file| file.as_fd())
     }
 
     /// Copies bytes to this offset of the region, and returns when `bytes` can change. The copy itself
@@ -174,21 +175,20 @@ impl Pages {
         // SAFETY: the call allocates memory and writes its handle.
         let allocated = unsafe { sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) };
         allocated.result().map_err(cuda_error("allocate memory"))?;
+        Ok(Self { memory, file: None })
+    }
+
+    /// Opens a descriptor with which other processes can map the memory.
+    fn exported(mut self) -> Result<Self, CudaError> {
         let mut number = -1_i32;
         // SAFETY: the call writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
             let exported =
-                sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, HANDLE_TYPE, 0);
+                sys::cuMemExportToShareableHandle((&raw mut number).cast(), self.memory, HANDLE_TYPE, 0);
             exported.result().map(|()| OwnedFd::from_raw_fd(number))
         };
-        match exported {
-            Ok(file) => Ok(Self { memory, file }),
-            Err(error) => {
-                // SAFETY: the handle belongs to this function, which no longer uses it.
-                unsafe { sys::cuMemRelease(memory) };
-                Err(cuda_error("export a descriptor of memory")(error))
-            }
-        }
+        self.file = Some(exported.map_err(cuda_error("export a descriptor of memory"))?);
+        Ok(self)
     }
 }
 
