@@ -59,3 +59,13 @@ fn a_batch_without_an_order_to_wake_does_not_run() {
     assert!(worker.run(&batch).is_ok());
     assert!(worker.stop().success());
 }
+
+#[test]
+fn the_program_exports_the_functions_that_it_replaces() {
+    let program = env!("CARGO_BIN_EXE_shadowslice-worker");
+    let listed = std::process::Command::new("nm").args(["-D", "--defined-only", program]).output().unwrap();
+    let symbols = String::from_utf8(listed.stdout).unwrap();
+    for name in ["cudaMalloc", "cudaFree", "cublasCreate_v2", "cublasDestroy_v2"] {
+        assert!(symbols.lines().any(|line| line.ends_with(&format!(" T {name}"))), "{name} is not exported");
+    }
+}

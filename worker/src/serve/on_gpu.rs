@@ -109,8 +109,9 @@ impl GpuServeLoop {
             return Err("the worker is not idle".to_owned());
         }
         let begun_ns = now_ns();
-        let slept = self.engine.sleep(pin)?;
+        // After an error, a part of the memory may be released, and no batch may use it.
         self.is_asleep = true;
+        let slept = self.engine.sleep(pin).inspect_err(|_| self.is_asleep = self.engine.wake().is_err())?;
         Ok(SleepReply { took_us: micros_since(begun_ns), ..slept })
     }
 

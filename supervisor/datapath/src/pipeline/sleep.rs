@@ -248,6 +248,12 @@ impl PipelineState {
         self.dispatch(now);
     }
 
+    /// Returns whether the worker may be without its weights, because it has not confirmed a wake.
+    pub(crate) fn may_sleep(&mut self, worker: WorkerId) -> bool {
+        let link = self.link_mut(worker);
+        link.is_none_or(|link| !matches!(link.residency.weights, WorkerWeights::Awake { .. }))
+    }
+
     /// Records that a worker has answered this number of requests.
     pub(crate) fn record_answered(&mut self, worker: WorkerId, requests: usize) {
         if let Some(link) = self.link_mut(worker) {
@@ -351,7 +357,8 @@ impl PipelineState {
 
     fn sleep_state(&mut self, now: Timestamp) -> Option<SleepState> {
         let used = self.used;
-        let wanted = self.scheduler.earliest_deadline().or(self.is_wake_ordered.then_some(now));
+        let queued = self.scheduler.earliest_deadline();
+        let wanted = queued.or(self.is_wake_ordered.then_some(now));
         let is_replaced = self.links.len() > 1;
         let (link, lane) = self.serving()?;
         // The caller now knows whether requests wait.
@@ -363,7 +370,7 @@ impl PipelineState {
             WorkerWeights::Awake { .. } if is_replaced => WeightsState::InUse { leaves: false },
             WorkerWeights::Awake { since } => {
                 let load = match link.residency.owed {
-                    _ if wanted.is_none() && lane.is_empty() => AwakeLoad::Idle,
+                    _ if queued.is_none() && lane.is_empty() => AwakeLoad::Idle,
                     0 => AwakeLoad::Busy,
                     _ => AwakeLoad::Owing,
                 };

@@ -227,7 +227,7 @@ impl Arena {
             return;
         }
         self.unmap_parts();
-        // SAFETY: the addresses were reserved in this size, and are no longer mapped.
+        // SAFETY: the driver has reserved the addresses in this size, and nothing is mapped there.
         unsafe { sys::cuMemAddressFree(self.base, self.reserved) };
     }
 }

@@ -16,8 +16,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Returns the offset of a new block, or the number of bytes by which the arena must grow first.
-    /// Uses the smallest free block that is large enough.
+    /// Takes a part of the smallest free block that is large enough, and returns its offset. If there is
+    /// none, returns the number of bytes to add at the end of the arena.
     pub(super) fn take(&mut self, bytes: usize) -> Result<usize, usize> {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
         let fitting = self.free.iter().filter(|(_, size)| **size >= bytes);

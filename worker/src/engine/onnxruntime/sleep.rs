@@ -63,7 +63,9 @@ impl GpuEngine {
             self.gpu.synchronize().map_err(|fault| chain(&fault))?;
             self.prove_wake()
         });
-        if proven.is_err() {
+        if proven.is_ok() {
+            self.sessions.weights_mut().offer();
+        } else {
             self.gpu.synchronize().ok();
             // SAFETY: the copies and the batch of the proof have ended, and no other batch has started.
             unsafe {

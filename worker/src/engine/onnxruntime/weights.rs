@@ -210,15 +210,18 @@ impl Weights {
                 // SAFETY: the copies have ended, and no batch has started.
                 unsafe { region.memory.release() }?;
             }
-            return restored;
         }
+        restored
+    }
+
+    /// Sends the descriptors of all regions to the supervisor, for later workers of the model.
+    pub(super) fn offer(&self) {
         for region in &self.regions {
             if let (Some(supervisor), Some(file)) = (&self.supervisor, region.memory.file()) {
                 // If this fails, the model's next worker loads the weights again.
                 weights::send(supervisor, &region.content, file).ok();
             }
         }
-        Ok(())
     }
 
     /// Maps a region that the supervisor keeps. Returns `None` if the supervisor does not keep this

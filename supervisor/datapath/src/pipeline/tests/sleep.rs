@@ -204,3 +204,28 @@ async fn a_model_owes_answers_to_the_requests_that_waited_for_its_wake() {
     }
     assert_eq!(later.await.unwrap(), Ok(good()));
 }
+
+#[tokio::test]
+async fn a_worker_that_is_awake_and_claims_to_sleep_is_replaced() {
+    let mut room = Bedroom::new();
+    let reply = room.stage.request();
+    let batch = room.worker.batch().await;
+    room.worker.answer(batch.id, Err(RunFailure::Asleep));
+    let event = room.stage.event().await;
+    assert!(matches!(&event, LaneEvent::Broken(_, why) if why.contains("lost its weights")), "{event:?}");
+    let next = room.stage.enter(2);
+    next.answer_well(&next.batch().await);
+    assert_eq!(reply.await.unwrap(), Ok(good()));
+}
+
+#[tokio::test]
+async fn an_order_to_wake_does_not_keep_the_model_awake() {
+    let mut room = Bedroom::new();
+    room.sleep().await;
+    room.stage.pipeline.wake();
+    room.worker.command().await;
+    room.stage.pipeline.order_wake();
+    room.worker.report(&WorkerMessage::Awake(Ok(1)));
+    room.reached(SleepPhase::Awake).await;
+    assert!(matches!(room.weights(), WeightsState::Awake { load: AwakeLoad::Idle, .. }));
+}

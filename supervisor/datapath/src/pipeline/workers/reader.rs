@@ -128,8 +128,14 @@ impl LaneReader {
                 self.handle_outputs(batch, (&outputs, answer.more), execution, now)
             }
             Err(failure) => {
+                let is_false = failure == RunFailure::Asleep
+                    && !self.pipeline.change(|state| state.may_sleep(self.worker));
                 self.handle_failure(batch, &failure);
-                Ok(())
+                // Without this check, the batch would be sent again and again.
+                match is_false {
+                    true => Err("the worker has lost its weights".to_owned()),
+                    false => Ok(()),
+                }
             }
         }
     }
