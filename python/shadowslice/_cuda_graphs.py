@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Tensor, _tensors
+from . import Tensor, _arena, _tensors
 
 Recording: TypeAlias = tuple[int, list[int], list[tuple[list[int], int, int]]]
 """The graph, the inputs' addresses, and each output's row shape, address and bytes per row."""
@@ -20,9 +21,10 @@ WARMUP_RUNS = 3
 class Recorder:
     """Records a batch for each set of shapes, and keeps the tensors that the recordings use."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: _arena.Arena | None) -> None:
         self.kept: list[Any] = []
-        self.pool: Any = None
+        self.arena = arena
+        self.pool: Any = arena.pool.id if arena else None
 
     def record(
         self,
@@ -51,8 +53,11 @@ class Recorder:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(
-            graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"
+        with (
+            self.arena.outside() if self.arena else nullcontext(),
+            torch.cuda.graph(
+                graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"
+            ),
         ):
             result = answer(batch)
             whole = {name: on_gpu(torch, name, result[name]) for name in outputs}

@@ -15,6 +15,7 @@ from . import (
     Context,
     InvalidInput,
     Tensor,
+    _arena,
     _cuda_graphs,
     _environment,
     _model_class,
@@ -58,6 +59,9 @@ class Runner:
         self.device = "cpu"
         self.recorder: _cuda_graphs.Recorder | None = None
         """The recorder of a model with ``cuda_graph``. Its batches are PyTorch tensors."""
+        self.arena: _arena.Arena | None = None
+        self.no_arena = ""
+        """The reason why PyTorch does not allocate the model's memory in the arena."""
         self.open_streams: dict[int, Iterator[Any]] = {}
         self.proving = True
         self.has_output = False
@@ -98,9 +102,11 @@ class Runner:
         self.outputs = _model_class.tensors(found, "outputs", file)
         self.streams = _model_class.streams(found, file)
         _options.check(found, file, {**self.inputs, **self.outputs})
-        if getattr(found, "cuda_graph", False):
-            self.recorder = _cuda_graphs.Recorder()
         self.device = context.device
+        if self.device == "cuda" and "torch" in sys.modules:
+            self.arena, self.no_arena = _arena.create(sys.modules["torch"])
+        if getattr(found, "cuda_graph", False):
+            self.recorder = _cuda_graphs.Recorder(self.arena)
         self.file, self.model = file, found()
         self.answer = self.model.generate if self.streams else self.model.infer
         if hasattr(self.model, "load"):
@@ -141,6 +147,20 @@ class Runner:
     def movable(self) -> str | None:
         """Returns the reason why the model cannot run on a given CUDA stream, or ``None``."""
         return None if torch() else "only Python models that use PyTorch can run on a given stream"
+
+    def outside_arena(self) -> str | None:
+        """Returns the reason why the model's GPU memory is not in the arena, or ``None``."""
+        if self.arena:
+            return None
+        if self.no_arena:
+            return self.no_arena
+        if torch():
+            return f"import torch at the top of {self.file}, so that the model can sleep"
+        return "only Python models that use PyTorch can release their weights"
+
+    def arena_content(self) -> list[tuple[int, int]]:
+        """Returns the address and the size of each block of the arena that has a tensor."""
+        return self.arena.content() if self.arena else []
 
     def record(self, shapes: list[list[int]]) -> tuple[_cuda_graphs.Recording | None, str | None]:
         """Records the graph that replaces `run` for inputs of these shapes.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Rust and Python share memory without a copy.
 
 use std::ffi::{c_char, c_int};
+use std::ops::Range;
 
 use pyo3::call::PyCallArgs;
 use pyo3::conversion::FromPyObjectOwned;
@@ -178,6 +179,16 @@ impl ModelHost for PythonHost {
 
     fn check_movable(&self) -> Result<(), String> {
         self.attempt("movable", ())
+    }
+
+    fn check_arena(&self) -> Result<(), String> {
+        self.attempt("outside_arena", ())
+    }
+
+    fn arena_content(&self) -> Result<Vec<Range<u64>>, String> {
+        let blocks: PyResult<Vec<(u64, u64)>> = self.call("arena_content", ());
+        let blocks = blocks.map_err(|error| error.to_string())?;
+        Ok(blocks.into_iter().map(|(address, bytes)| address..address + bytes).collect())
     }
 
     fn release_partition(&mut self) {

@@ -3,6 +3,7 @@
 //! A Python worker has the same phases as `shadowslice-worker`: boot, proof and batches. Only the
 //! code that loads and runs the model is in Python, in the package `shadowslice`.
 
+mod allocator;
 mod host;
 
 use std::path::PathBuf;

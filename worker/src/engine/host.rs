@@ -1,6 +1,7 @@
 //! The interface to a program that runs models with this library, such as a Python interpreter.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -113,6 +114,13 @@ pub trait ModelHost: Debug + Send {
 
     /// Closes a stream if it is still open.
     fn close(&mut self, stream: u64);
+
+    /// Returns an error with the reason if the host does not allocate the model's GPU memory in the arena of
+    /// the thread.
+    fn check_arena(&self) -> Result<(), String>;
+
+    /// Returns the addresses in the arena whose content the model needs.
+    fn arena_content(&self) -> Result<Vec<Range<u64>>, String>;
 
     /// Tells the host that a partition will not be used for some time. The host can then free the
     /// memory that it holds for the partition's stream.

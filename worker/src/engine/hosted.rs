@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use shadowslice_shared::batch::{PartitionReply, RunFailure, StreamStep};
+use shadowslice_shared::batch::{PartitionReply, RunFailure, SleepReply, StreamStep};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
@@ -14,6 +15,7 @@ use super::shapes::InputShapes;
 use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::device::cuda::arena::{KeptContent, ThreadArena};
 use crate::device::cuda::graph::{Executable, UploadStream};
 use crate::device::cuda::partition::{PartitionStream, SmGroups};
 use crate::inputs::Inputs;
@@ -23,14 +25,21 @@ use shadowslice_shared::errors::chain;
 #[derive(Debug)]
 pub struct Hosted {
     // The recordings must be dropped before the host, which owns their tensors.
-    recorded: Vec<RecordedGraph>,
+    pub(super) recorded: Vec<RecordedGraph>,
     /// The shapes of the batches that have run but are not recorded yet, or `None` once the worker
     /// serves.
     seen_shapes: Option<Vec<InputShapes>>,
     /// The partitions, or `None` if the share is not a partition of a real GPU.
     partitions: Option<HostedPartitions>,
-    host: Box<dyn ModelHost>,
-    gpu: Option<Arc<CudaGpu>>,
+    pub(super) host: Box<dyn ModelHost>,
+    /// The memory of a model on a real GPU. It is never dropped, because the host's libraries may use the
+    /// memory until the process exits.
+    pub(super) arena: Option<ManuallyDrop<ThreadArena>>,
+    /// The content of the arena that the last sleep kept.
+    pub(super) kept_content: KeptContent,
+    /// The outputs of the smallest recording before the first sleep, or `None` before it.
+    pub(super) wake_proof: Option<Vec<Vec<u8>>>,
+    pub(super) gpu: Option<Arc<CudaGpu>>,
 }
 
 #[derive(Debug)]
@@ -59,10 +68,15 @@ impl Hosted {
         gpu: Option<&Arc<CudaGpu>>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
+        let arena = gpu.map(ThreadArena::create).transpose();
+        let arena = arena.map_err(|fault| BootRefusal::Setup(chain(&fault)))?.map(ManuallyDrop::new);
         let signature = host.load(request)?;
         let partitions = gpu.filter(|_| partitioned).map(HostedPartitions::of).transpose()?;
         let (recorded, seen_shapes) = (Vec::new(), Some(Vec::new()));
-        Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
+        let gpu = gpu.cloned();
+        let (kept_content, wake_proof) = (KeptContent::All, None);
+        let hosted = Self { recorded, seen_shapes, partitions, host, arena, kept_content, wake_proof, gpu };
+        Ok((hosted, signature))
     }
 
     /// Runs a batch without a check that the answer fits into its slot.
@@ -185,6 +199,18 @@ impl Engine for Hosted {
 
     fn close(&mut self, stream: u64) {
         self.host.close(stream);
+    }
+
+    fn sleep_bytes(&self) -> Result<u64, String> {
+        self.releasable_bytes()
+    }
+
+    fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
+        self.release_memory(pin)
+    }
+
+    fn wake(&mut self) -> Result<(), String> {
+        self.restore_memory()
     }
 }
 

@@ -5,6 +5,7 @@ mod echo;
 mod fetch;
 mod host;
 mod hosted;
+mod hosted_sleep;
 mod onnxruntime;
 mod recorded;
 mod shapes;
@@ -131,7 +132,7 @@ pub trait Engine: Debug {
     /// Returns the size in bytes of the GPU memory that the model releases while it sleeps, or the reason
     /// why it cannot sleep.
     fn sleep_bytes(&self) -> Result<u64, String> {
-        Err("only ONNX models on a CUDA GPU can release their weights".to_owned())
+        Err("only ONNX and PyTorch models on a CUDA GPU can release their weights".to_owned())
     }
 
     /// Releases the model's weights on the GPU, which must have finished all batches. `pin` is true if
@@ -154,7 +155,7 @@ pub enum ModelEngine {
     /// ONNX Runtime on the host's CPU.
     OnnxRuntime(Box<OnnxSession>),
     OnGpu(Box<GpuEngine>),
-    Hosted(Hosted),
+    Hosted(Box<Hosted>),
 }
 
 impl Deref for ModelEngine {
@@ -165,7 +166,7 @@ impl Deref for ModelEngine {
             Self::Emulated(engine) => engine,
             Self::OnnxRuntime(engine) => &**engine,
             Self::OnGpu(engine) => &**engine,
-            Self::Hosted(engine) => engine,
+            Self::Hosted(engine) => &**engine,
         }
     }
 }
@@ -176,7 +177,7 @@ impl DerefMut for ModelEngine {
             Self::Emulated(engine) => engine,
             Self::OnnxRuntime(engine) => &mut **engine,
             Self::OnGpu(engine) => &mut **engine,
-            Self::Hosted(engine) => engine,
+            Self::Hosted(engine) => &mut **engine,
         }
     }
 }
@@ -261,7 +262,7 @@ impl ModelEngine {
                 let request =
                     LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
                 let (hosted, signature) = Hosted::load(host, request, gpu.as_ref(), partitioned)?;
-                Ok((Self::Hosted(hosted), signature))
+                Ok((Self::Hosted(Box::new(hosted)), signature))
             }
             EngineSpec::OnnxRuntime { path, threads, providers, optimised, .. } => {
                 let unloaded = || BootRefusal::Setup("ONNX Runtime's library is not loaded".to_owned());

@@ -83,6 +83,25 @@ impl RecordedGraph {
         gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         Ok(EngineAnswer::complete(outputs))
     }
+
+    /// Returns the number of rows of the recorded batch.
+    pub(super) fn rows(&self) -> u32 {
+        self.shapes.rows()
+    }
+
+    /// Replays the recording with the inputs that its tensors contain, and returns its outputs.
+    pub(super) fn replay(&self, gpu: &CudaGpu) -> Result<Vec<Vec<u8>>, CudaError> {
+        gpu.replay(&self.whole)?;
+        let rows = self.shapes.rows() as usize;
+        let mut contents: Vec<_> = self.outputs.iter().map(|output| vec![0_u8; output.row * rows]).collect();
+        for (output, content) in self.outputs.iter().zip(&mut contents) {
+            let to = NonNull::new(content.as_mut_ptr()).expect("a vector has an address");
+            // SAFETY: the output has this number of bytes. The copy ends before this function returns.
+            unsafe { gpu.copy_out(pointer(output.address), to, content.len()) }?;
+        }
+        gpu.synchronize()?;
+        Ok(contents)
+    }
 }
 
 /// Returns the index of the smallest recording into which the batch fits.

@@ -7,21 +7,20 @@
 //! because each model has a thread.
 #![allow(unsafe_code)] // This module calls CUDA's functions for virtual memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::num::NonZeroUsize;
-use std::ptr::{NonNull, null_mut};
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{DriverError, sys};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use parking_lot::Mutex;
 
 use super::blocks::Blocks;
 use super::exclusion::Exclusion;
 use super::paced::PacedCopies;
 use super::region::{Access, Pages, allow, location, round_up};
+use super::saved::{HostBuffer, SavedContent};
 use super::{CudaError, CudaGpu, cuda_error};
 
 /// The memory of one model.
@@ -35,8 +34,8 @@ struct Arena {
     parts: Vec<ArenaPart>,
     mapped: usize,
     blocks: Blocks,
-    /// The host memory for the content of the arena, from the first sleep on.
-    host: Option<HostBuffer>,
+    /// The content that was kept at the last sleep.
+    kept: Option<SavedContent>,
     gpu: Arc<CudaGpu>,
 }
 
@@ -46,16 +45,15 @@ struct ArenaPart {
     pages: Option<Pages>,
 }
 
-/// Host memory. The GPU copies it directly if it is pinned.
-#[derive(Debug)]
-struct HostBuffer {
-    start: NonNull<c_void>,
-    bytes: usize,
-    is_pinned: bool,
+/// The part of an arena's content that is kept while the model sleeps. The other memory is zero afterwards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeptContent {
+    All,
+    /// The blocks that were allocated within [`while_loading`].
+    Loaded,
+    /// These addresses.
+    Addresses(Vec<Range<u64>>),
 }
-
-// SAFETY: the driver lets any thread use pinned memory, and only the owner of the buffer uses it.
-unsafe impl Send for HostBuffer {}
 
 /// The arenas of all models of the process, by their first address.
 static ARENAS: Mutex<BTreeMap<u64, Arc<Mutex<Arena>>>> = Mutex::new(BTreeMap::new());
@@ -63,6 +61,9 @@ static ARENAS: Mutex<BTreeMap<u64, Arc<Mutex<Arena>>>> = Mutex::new(BTreeMap::ne
 thread_local! {
     /// The arena from which this thread allocates.
     static OF_THREAD: RefCell<Option<Arc<Mutex<Arena>>>> = const { RefCell::new(None) };
+
+    /// True if this thread allocates memory for data that comes with the model.
+    static IS_LOADING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The use of an arena by this thread. All sessions that use the arena must be dropped before.
@@ -88,7 +89,7 @@ impl ThreadArena {
         let made = unsafe { sys::cuMemAddressReserve(&raw mut base, reserved, 0, 0, 0) };
         made.result().map_err(cuda_error("reserve addresses"))?;
         let (parts, blocks, gpu) = (Vec::new(), Blocks::default(), Arc::clone(gpu));
-        let arena = Arena { base, reserved, parts, mapped: 0, blocks, host: None, gpu };
+        let arena = Arena { base, reserved, parts, mapped: 0, blocks, kept: None, gpu };
         let arena = Arc::new(Mutex::new(arena));
         ARENAS.lock().insert(base, Arc::clone(&arena));
         OF_THREAD.set(Some(Arc::clone(&arena)));
@@ -100,15 +101,39 @@ impl ThreadArena {
         self.0.lock().mapped as u64
     }
 
-    /// Copies the content to host memory, which is pinned if `pin` is true, and frees the memory on the GPU.
-    /// Returns the size of the pinned memory in bytes.
+    /// Copies the kept content to host memory, which is pinned if `pin` is true, and frees the memory on the
+    /// GPU. Returns the size of the pinned memory in bytes.
     ///
     /// # Safety
     ///
     /// All work on the GPU that uses the arena must have ended.
-    pub unsafe fn release(&self, pin: bool) -> Result<u64, CudaError> {
+    pub unsafe fn release(&self, pin: bool, kept: &KeptContent) -> Result<u64, CudaError> {
         // SAFETY: the caller guarantees that no work uses the memory.
-        unsafe { self.0.lock().release(pin) }
+        unsafe { self.0.lock().release(pin, kept) }
+    }
+
+    /// Finds out whether `computes` succeeds if all memory is zero that is not for data of the model. If it
+    /// does not, brings the content back.
+    ///
+    /// # Safety
+    ///
+    /// All work on the GPU that uses the arena must have ended.
+    pub unsafe fn try_without_scratch(
+        &self,
+        computes: impl FnOnce() -> Result<bool, CudaError>,
+    ) -> Result<bool, CudaError> {
+        let arena = self.0.lock();
+        // SAFETY: the caller guarantees that no work uses the memory.
+        let saved = unsafe { arena.save(&KeptContent::All, false, None) }?;
+        // SAFETY: as above.
+        let loaded = unsafe { arena.save(&KeptContent::Loaded, false, None) }?;
+        arena.load(&loaded)?;
+        arena.gpu.synchronize()?;
+        let computed = computes();
+        if !matches!(computed, Ok(true)) {
+            arena.load(&saved).and_then(|()| arena.gpu.synchronize())?;
+        }
+        computed
     }
 
     /// Brings the memory and its content back to the same addresses. Batches that start later wait for the
@@ -129,12 +154,12 @@ impl Drop for ThreadArena {
 }
 
 impl Arena {
-    fn allocate(&mut self, bytes: usize) -> Result<sys::CUdeviceptr, CudaError> {
-        let offset = match self.blocks.take(bytes) {
+    fn allocate(&mut self, bytes: usize, is_loaded: bool) -> Result<sys::CUdeviceptr, CudaError> {
+        let offset = match self.blocks.take(bytes, is_loaded) {
             Ok(offset) => offset,
             Err(missing) => {
                 self.grow(missing)?;
-                self.blocks.take(bytes).map_err(|_| out_of_memory())?
+                self.blocks.take(bytes, is_loaded).map_err(|_| out_of_memory())?
             }
         };
         Ok(self.base + offset as u64)
@@ -171,30 +196,78 @@ impl Arena {
         }
     }
 
-    unsafe fn release(&mut self, pin: bool) -> Result<u64, CudaError> {
+    unsafe fn release(&mut self, pin: bool, kept: &KeptContent) -> Result<u64, CudaError> {
         let is_released = self.parts.iter().any(|part| part.pages.is_none());
         if !is_released && self.mapped > 0 {
-            let known = self.host.take().filter(|host| host.bytes == self.mapped && host.is_pinned == pin);
-            let host = known.map_or_else(|| HostBuffer::allocate(self.mapped, pin), Ok)?;
-            // SAFETY: both sides have this number of bytes, and the buffer is dropped after the wait.
-            unsafe { PacedCopies::on(&self.gpu).copy_out(self.base, self.mapped, host.start.as_ptr()) }
-                .and_then(|()| self.gpu.synchronize())?;
-            self.host = Some(host);
+            let known = self.kept.take().map(|saved| saved.host);
+            // SAFETY: the caller guarantees that no work uses the memory.
+            self.kept = Some(unsafe { self.save(kept, pin, known) }?);
             self.unmap_parts();
         }
-        let pinned = self.host.as_ref().filter(|host| host.is_pinned);
-        Ok(pinned.map_or(0, |host| host.bytes as u64))
+        let pinned = self.kept.iter().filter(|saved| saved.host.is_pinned);
+        Ok(pinned.map(|saved| saved.host.bytes as u64).sum())
+    }
+
+    /// Copies content to host memory, for which it uses `known` if that has the right size.
+    unsafe fn save(
+        &self,
+        kept: &KeptContent,
+        pin: bool,
+        known: Option<HostBuffer>,
+    ) -> Result<SavedContent, CudaError> {
+        let ranges = self.ranges(kept);
+        let bytes = ranges.iter().map(Range::len).sum::<usize>().max(1);
+        let known = known.filter(|host| host.bytes == bytes && host.is_pinned == pin);
+        let host = known.map_or_else(|| HostBuffer::allocate(bytes, pin), Ok)?;
+        let saved = SavedContent { host, ranges };
+        let mut copies = PacedCopies::on(&self.gpu);
+        for (range, to) in saved.parts() {
+            // SAFETY: both sides have this number of bytes, and the buffer is dropped after the wait.
+            unsafe { copies.copy_out(self.base + range.start as u64, range.len(), to) }?;
+        }
+        self.gpu.synchronize()?;
+        Ok(saved)
+    }
+
+    /// Returns the offsets of this content, in ascending order. Ranges do not overlap or touch.
+    fn ranges(&self, kept: &KeptContent) -> Vec<Range<usize>> {
+        match kept {
+            KeptContent::All => std::iter::once(0..self.mapped).collect(),
+            KeptContent::Loaded => merged(self.blocks.loaded()),
+            KeptContent::Addresses(addresses) => {
+                let offset = |address: u64| {
+                    usize::try_from(address.saturating_sub(self.base)).unwrap_or(0).min(self.mapped)
+                };
+                let mut ranges: Vec<_> =
+                    addresses.iter().map(|range| offset(range.start)..offset(range.end)).collect();
+                ranges.sort_unstable_by_key(|range| range.start);
+                merged(ranges.into_iter())
+            }
+        }
+    }
+
+    /// Sets all mapped memory to zero, and copies this content to it. Batches that start later wait for
+    /// this.
+    fn load(&self, saved: &SavedContent) -> Result<(), CudaError> {
+        // SAFETY: the memory is mapped in this size.
+        let cleared =
+            unsafe { sys::cuMemsetD8Async(self.base, 0, self.mapped, self.gpu.compute.cu_stream()) };
+        cleared.result().map_err(cuda_error("clear memory"))?;
+        let mut copies = PacedCopies::on(&self.gpu);
+        for (range, from) in saved.parts() {
+            // SAFETY: both sides have this number of bytes. The host memory exists until the copies end,
+            // because its release waits for them.
+            unsafe { copies.copy_in(from, range.len(), self.base + range.start as u64) }?;
+        }
+        Ok(())
     }
 
     fn restore(&mut self) -> Result<(), CudaError> {
         if self.parts.iter().all(|part| part.pages.is_some()) {
             return Ok(());
         }
-        let restored = self.map_parts().and_then(|()| {
-            let Some(host) = &self.host else { return Ok(()) };
-            // SAFETY: the host memory contains the whole arena, and only a later sleep replaces it.
-            unsafe { PacedCopies::on(&self.gpu).copy_in(host.start.as_ptr(), host.bytes, self.base) }
-        });
+        let restored =
+            self.map_parts().and_then(|()| self.kept.as_ref().map_or(Ok(()), |saved| self.load(saved)));
         if restored.is_err() {
             self.gpu.synchronize().ok();
             self.unmap_parts();
@@ -250,39 +323,9 @@ impl ArenaPart {
     }
 }
 
-impl HostBuffer {
-    fn allocate(bytes: usize, is_pinned: bool) -> Result<Self, CudaError> {
-        let failed = cuda_error("allocate host memory");
-        let mut start = null_mut();
-        if is_pinned {
-            let _exclusion = Exclusion::of_setup();
-            // SAFETY: the call allocates memory and writes its address.
-            unsafe { sys::cuMemHostAlloc(&raw mut start, bytes, 0) }.result().map_err(&failed)?;
-        } else {
-            let length = NonZeroUsize::new(bytes).ok_or_else(|| failed(OUT_OF_MEMORY))?;
-            let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: a new mapping at an address that the kernel chooses affects no other mapping.
-            let mapped = unsafe { mmap_anonymous(None, length, access, MapFlags::MAP_PRIVATE) };
-            start = mapped.map_err(|_| failed(OUT_OF_MEMORY))?.as_ptr();
-        }
-        let start = NonNull::new(start).ok_or_else(|| failed(OUT_OF_MEMORY))?;
-        Ok(Self { start, bytes, is_pinned })
-    }
-}
-
-impl Drop for HostBuffer {
-    fn drop(&mut self) {
-        if self.is_pinned {
-            let _exclusion = Exclusion::of_setup();
-            // SAFETY: this value owns the memory. The call waits until the GPU has finished its copies.
-            unsafe { sys::cuMemFreeHost(self.start.as_ptr()) };
-        } else {
-            // SAFETY: this value owns the mapping. The driver has read or written unpinned memory before
-            // its calls returned.
-            unsafe { munmap(self.start, self.bytes) }.ok();
-        }
-    }
-}
+/// The largest gap between two parts of the content that are copied at once, in bytes. It takes less time to
+/// copy than another copy takes to start.
+const MAX_GAP: usize = 64 << 10;
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 
@@ -295,11 +338,31 @@ pub fn is_used() -> bool {
     OF_THREAD.with_borrow(Option::is_some)
 }
 
+/// Calls `load`, which allocates memory for data that comes with the model.
+pub fn while_loading<T>(load: impl FnOnce() -> T) -> T {
+    let before = IS_LOADING.replace(true);
+    let loaded = load();
+    IS_LOADING.set(before);
+    loaded
+}
+
+/// Merges ranges in ascending order if the gaps between them are small.
+fn merged(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for range in ranges.filter(|range| !range.is_empty()) {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end + MAX_GAP => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
 /// Allocates memory in the arena of this thread.
 pub fn allocate(bytes: usize) -> ArenaOutcome<*mut c_void> {
     OF_THREAD.with_borrow(|arena| match arena {
         None => ArenaOutcome::NotOurs,
-        Some(arena) => match arena.lock().allocate(bytes) {
+        Some(arena) => match arena.lock().allocate(bytes, IS_LOADING.get()) {
             Ok(address) => ArenaOutcome::Done(address as *mut c_void),
             Err(_) => ArenaOutcome::OutOfMemory,
         },

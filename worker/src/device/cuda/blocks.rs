@@ -1,6 +1,7 @@
 //! The blocks of an arena: which of its bytes are free.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The alignment of blocks in bytes. It is the same as for CUDA's own allocations.
 const ALIGNMENT: usize = 256;
@@ -10,15 +11,22 @@ const ALIGNMENT: usize = 256;
 pub(super) struct Blocks {
     /// The sizes of the free blocks by their offsets. No two of them touch.
     free: BTreeMap<usize, usize>,
-    /// The sizes of the used blocks by their offsets.
-    used: BTreeMap<usize, usize>,
+    /// The used blocks by their offsets.
+    used: BTreeMap<usize, UsedBlock>,
     size: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct UsedBlock {
+    size: usize,
+    is_loaded: bool,
 }
 
 impl Blocks {
     /// Takes a part of the smallest free block that is large enough, and returns its offset. If there is
-    /// none, returns the number of bytes to add at the end of the arena.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<usize, usize> {
+    /// none, returns the number of bytes to add at the end of the arena. `is_loaded` tells whether the
+    /// block is for data that comes with the model.
+    pub(super) fn take(&mut self, bytes: usize, is_loaded: bool) -> Result<usize, usize> {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
         let fitting = self.free.iter().filter(|(_, size)| **size >= bytes);
         let Some((&offset, &size)) = fitting.min_by_key(|(_, size)| **size) else {
@@ -29,15 +37,21 @@ impl Blocks {
         if size > bytes {
             self.free.insert(offset + bytes, size - bytes);
         }
-        self.used.insert(offset, bytes);
+        self.used.insert(offset, UsedBlock { size: bytes, is_loaded });
         Ok(offset)
     }
 
     /// Frees the block at this offset. Returns false if no block begins there.
     pub(super) fn give_back(&mut self, offset: usize) -> bool {
-        let Some(size) = self.used.remove(&offset) else { return false };
-        self.insert_free(offset, size);
+        let Some(block) = self.used.remove(&offset) else { return false };
+        self.insert_free(offset, block.size);
         true
+    }
+
+    /// Returns the used blocks for data that comes with the model.
+    pub(super) fn loaded(&self) -> impl Iterator<Item = Range<usize>> {
+        let loaded = self.used.iter().filter(|(_, block)| block.is_loaded);
+        loaded.map(|(&offset, block)| offset..offset + block.size)
     }
 
     /// Adds free bytes at the end.
@@ -88,12 +102,12 @@ mod tests {
     #[test]
     fn the_smallest_block_that_fits_is_used_and_neighbours_merge() {
         let mut blocks = blocks(10 * ALIGNMENT);
-        let offsets: Vec<_> = [2, 1, 3, 1].map(|count| blocks.take(count * ALIGNMENT).unwrap()).into();
+        let offsets: Vec<_> = [2, 1, 3, 1].map(|count| blocks.take(count * ALIGNMENT, false).unwrap()).into();
         assert_eq!(offsets, [0, 2, 3, 6].map(|count| count * ALIGNMENT));
         assert!(blocks.give_back(offsets[0]) && blocks.give_back(offsets[2]));
         assert!(!blocks.give_back(offsets[0]), "it is free already");
-        assert_eq!(blocks.take(1), Ok(0), "the first of the smallest");
-        assert_eq!(blocks.take(3 * ALIGNMENT), Ok(offsets[2]));
+        assert_eq!(blocks.take(1, false), Ok(0), "the first of the smallest");
+        assert_eq!(blocks.take(3 * ALIGNMENT, false), Ok(offsets[2]));
         for offset in [0, offsets[1], offsets[2], offsets[3]] {
             assert!(blocks.give_back(offset));
         }
@@ -103,8 +117,8 @@ mod tests {
     #[test]
     fn only_free_bytes_at_the_end_are_removed() {
         let mut blocks = blocks(4 * ALIGNMENT);
-        assert_eq!(blocks.take(ALIGNMENT), Ok(0));
-        assert_eq!(blocks.take(ALIGNMENT), Ok(ALIGNMENT));
+        assert_eq!(blocks.take(ALIGNMENT, false), Ok(0));
+        assert_eq!(blocks.take(ALIGNMENT, false), Ok(ALIGNMENT));
         assert!(blocks.give_back(0));
         assert!(!blocks.shrink(3 * ALIGNMENT));
         assert!(blocks.shrink(2 * ALIGNMENT));
@@ -118,12 +132,24 @@ mod tests {
     #[test]
     fn a_full_arena_grows_only_by_what_is_missing_at_its_end() {
         let mut blocks = blocks(4 * ALIGNMENT);
-        assert_eq!(blocks.take(3 * ALIGNMENT), Ok(0));
-        assert_eq!(blocks.take(2 * ALIGNMENT - 7), Err(ALIGNMENT));
+        assert_eq!(blocks.take(3 * ALIGNMENT, false), Ok(0));
+        assert_eq!(blocks.take(2 * ALIGNMENT - 7, false), Err(ALIGNMENT));
         blocks.grow(ALIGNMENT);
-        assert_eq!(blocks.take(2 * ALIGNMENT - 7), Ok(3 * ALIGNMENT));
-        assert_eq!(blocks.take(0), Err(ALIGNMENT));
+        assert_eq!(blocks.take(2 * ALIGNMENT - 7, false), Ok(3 * ALIGNMENT));
+        assert_eq!(blocks.take(0, false), Err(ALIGNMENT));
         assert!(blocks.give_back(0));
-        assert_eq!(blocks.take(4 * ALIGNMENT), Err(4 * ALIGNMENT), "a hole does not help");
+        assert_eq!(blocks.take(4 * ALIGNMENT, false), Err(4 * ALIGNMENT), "a hole does not help");
+    }
+
+    #[test]
+    fn only_used_blocks_with_data_of_the_model_are_loaded() {
+        let mut blocks = blocks(4 * ALIGNMENT);
+        let offsets: Vec<_> =
+            [true, false, true].map(|is_loaded| blocks.take(ALIGNMENT, is_loaded).unwrap()).into();
+        assert!(blocks.give_back(offsets[0]));
+        let loaded: Vec<_> = blocks.loaded().map(|block| (block.start, block.len())).collect();
+        assert_eq!(loaded, [(2 * ALIGNMENT, ALIGNMENT)]);
+        assert_eq!(blocks.take(ALIGNMENT, false), Ok(0));
+        assert_eq!(blocks.loaded().count(), 1);
     }
 }

@@ -20,6 +20,7 @@ pub mod partition;
 pub mod pinned;
 pub mod pinned_file;
 pub mod region;
+mod saved;
 
 pub use facts::{GpuFacts, facts, initialise};
 

@@ -15,8 +15,8 @@ use super::optimised::{LARGE_TENSOR_BYTES, Optimised, OptimisedForm, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
 use super::{OnnxSession, Signature, channels_last, options, providers, unusable};
-use crate::device::cuda::CudaGpu;
 use crate::device::cuda::exclusion::Exclusion;
+use crate::device::cuda::{CudaGpu, arena};
 use crate::engine::shapes::InputShapes;
 use shadowslice_shared::errors::chain;
 
@@ -172,6 +172,9 @@ impl Loader {
             for (name, length) in lengths {
                 builder = builder.with_dimension_override(name, *length)?;
             }
+            // The model's small tensors then have memory of their own, which keeps its content during a
+            // sleep.
+            builder = builder.with_config_entry("session.use_device_allocator_for_initializers", "1")?;
             if scratch == Scratch::Shared {
                 builder = builder.with_env_allocators()?;
             }
@@ -194,7 +197,7 @@ impl Loader {
 /// Creates a session, whose libraries create handles on the GPU.
 fn commit(builder: SessionBuilder, model: &Path) -> Result<(OnnxSession, Signature), BootRefusal> {
     let _exclusion = Exclusion::of_setup();
-    OnnxSession::commit(builder, model)
+    arena::while_loading(|| OnnxSession::commit(builder, model))
 }
 
 /// Returns true if ONNX Runtime refused the session because some operators need the CPU, which this

@@ -71,6 +71,11 @@ impl Sessions {
         Ok((sessions, signature))
     }
 
+    /// Returns the number of sessions.
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
     pub(super) fn first(&self) -> &OnnxSession {
         &self.all[0]
     }

@@ -9,6 +9,7 @@ use super::bound::{BoundBatch, ExecutionMode, RecordedBatch};
 use super::on_gpu::{GpuEngine, size_of};
 use super::weights::Released;
 use crate::device::cuda::CudaError;
+use crate::device::cuda::arena::KeptContent;
 use crate::engine::shapes::InputShapes;
 
 /// The proof that the model computes the same after a wake.
@@ -28,6 +29,9 @@ pub(super) struct ProofBatch {
     shapes: InputShapes,
     inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
+    /// The number of sessions that compute the same answers without the content of their scratch memory, or
+    /// `None` if some do not.
+    without_scratch: Option<usize>,
 }
 
 impl GpuEngine {
@@ -47,7 +51,7 @@ impl GpuEngine {
             self.wake_proof = self.prepare_wake_proof().map_err(|fault| chain(&fault))?;
         }
         // SAFETY: all batches have ended, and none starts before `restore_memory`.
-        let kept = unsafe { self.arena.release(pin) }.map_err(|fault| chain(&fault))?;
+        let kept = unsafe { self.arena.release(pin, &self.kept_content()) }.map_err(|fault| chain(&fault))?;
         // SAFETY: as above.
         let weights = unsafe { self.sessions.weights_mut().release(&self.gpu, pin) };
         let Released { pinned, unpinned } = weights.map_err(|error| chain(&error))?;
@@ -69,7 +73,7 @@ impl GpuEngine {
             self.gpu.synchronize().ok();
             // SAFETY: the copies and the batch of the proof have ended, and no other batch has started.
             unsafe {
-                self.arena.release(true).ok();
+                self.arena.release(true, &self.kept_content()).ok();
                 self.sessions.weights_mut().release(&self.gpu, true).ok();
             }
         }
@@ -77,7 +81,7 @@ impl GpuEngine {
     }
 
     fn prove_wake(&self) -> Result<(), String> {
-        let WakeProof::Batch(ProofBatch { shapes, inputs, outputs }) = &self.wake_proof else {
+        let WakeProof::Batch(ProofBatch { shapes, inputs, outputs, .. }) = &self.wake_proof else {
             return Ok(());
         };
         let batches = self.recorded_batches().find(|(bound, _)| bound.shapes == *shapes);
@@ -100,7 +104,37 @@ impl GpuEngine {
         if self.compute(bound, recorded, &inputs)? != outputs {
             return Ok(WakeProof::Impossible);
         }
-        Ok(WakeProof::Batch(ProofBatch { shapes: bound.shapes.clone(), inputs, outputs }))
+        let (shapes, without_scratch) = (bound.shapes.clone(), self.try_without_scratch()?);
+        Ok(WakeProof::Batch(ProofBatch { shapes, inputs, outputs, without_scratch }))
+    }
+
+    /// Finds out whether the recorded batches compute the same if their scratch memory is zero. Returns the
+    /// number of sessions if all of them do. A session without a recording may store data there.
+    fn try_without_scratch(&self) -> Result<Option<usize>, CudaError> {
+        let sessions = self.sessions.count();
+        let is_recorded = |index| self.recorded_batches().any(|(bound, _)| bound.session.index == index);
+        if !(0..sessions).all(is_recorded) {
+            return Ok(None);
+        }
+        let outputs = || -> Result<Vec<_>, CudaError> {
+            self.recorded_batches().map(|(bound, recorded)| self.compute(bound, recorded, &[])).collect()
+        };
+        let before = outputs()?;
+        // SAFETY: all batches have ended, and `outputs` waits for its batches.
+        let same = unsafe { self.arena.try_without_scratch(|| Ok(outputs()? == before)) }?;
+        Ok(same.then_some(sessions))
+    }
+
+    /// Returns the content of the arena that a sleep keeps.
+    fn kept_content(&self) -> KeptContent {
+        match &self.wake_proof {
+            WakeProof::Batch(ProofBatch { without_scratch: Some(sessions), .. })
+                if *sessions == self.sessions.count() =>
+            {
+                KeptContent::Loaded
+            }
+            _ => KeptContent::All,
+        }
     }
 
     fn recorded_batches(&self) -> impl Iterator<Item = (&BoundBatch, &RecordedBatch)> {
@@ -110,7 +144,8 @@ impl GpuEngine {
         })
     }
 
-    /// Runs a recorded batch with these inputs, and returns its outputs.
+    /// Runs a recorded batch with these inputs, or else with those that its buffers contain, and returns its
+    /// outputs.
     fn compute(
         &self,
         bound: &BoundBatch,

@@ -1,0 +1,69 @@
+//! The sleep of a hosted model on the GPU. The host allocates its memory in the arena of the worker's thread.
+//! While the model sleeps, the arena is released, and its content waits in host memory.
+#![allow(unsafe_code)] // This module releases memory that recordings use.
+
+use std::sync::Arc;
+
+use shadowslice_shared::batch::SleepReply;
+use shadowslice_shared::errors::chain;
+
+use super::hosted::Hosted;
+use crate::device::cuda::CudaGpu;
+use crate::device::cuda::arena::{KeptContent, ThreadArena};
+
+impl Hosted {
+    /// Returns the size of the memory that the model releases while it sleeps, in bytes.
+    pub(super) fn releasable_bytes(&self) -> Result<u64, String> {
+        self.sleeper().map(|(_, arena)| arena.bytes())
+    }
+
+    /// Releases the arena. All batches must have ended.
+    pub(super) fn release_memory(&mut self, pin: bool) -> Result<SleepReply, String> {
+        let (gpu, _) = self.sleeper()?;
+        gpu.synchronize_context().map_err(|fault| chain(&fault))?;
+        if self.wake_proof.is_none() {
+            self.wake_proof = Some(self.replay_smallest(gpu)?);
+        }
+        self.kept_content = KeptContent::Addresses(self.host.arena_content()?);
+        let (_, arena) = self.sleeper()?;
+        let released = arena.bytes();
+        // SAFETY: all work of the model has ended, and the worker runs no batch before the wake.
+        let pinned = unsafe { arena.release(pin, &self.kept_content) }.map_err(|fault| chain(&fault))?;
+        Ok(SleepReply { released, pinned, ..SleepReply::default() })
+    }
+
+    /// Brings the memory back, and proves that the smallest recording computes the same as before. If this
+    /// fails, the memory stays released.
+    pub(super) fn restore_memory(&mut self) -> Result<(), String> {
+        let (gpu, arena) = self.sleeper()?;
+        arena.restore().and_then(|()| gpu.synchronize()).map_err(|fault| chain(&fault))?;
+        let computed = self.replay_smallest(gpu);
+        if computed.as_ref().ok() == self.wake_proof.as_ref() {
+            return Ok(());
+        }
+        gpu.synchronize().ok();
+        // SAFETY: the batch of the proof has ended, and no other batch has started.
+        unsafe { arena.release(true, &self.kept_content) }.ok();
+        let differs = "after the wake, the model computes another answer than before";
+        Err(computed.err().unwrap_or_else(|| differs.to_owned()))
+    }
+
+    /// Returns the GPU and the arena of a model that can sleep.
+    fn sleeper(&self) -> Result<(&Arc<CudaGpu>, &ThreadArena), String> {
+        let real = self.gpu.as_ref().zip(self.arena.as_deref());
+        let real = real.ok_or_else(|| "the model is not on a CUDA GPU".to_owned())?;
+        self.host.check_arena()?;
+        match real.1.bytes() {
+            0 => Err("PyTorch has allocated no GPU memory for the model".to_owned()),
+            _ => Ok(real),
+        }
+    }
+
+    /// Returns the outputs of the smallest recording for the inputs that it contains. Returns nothing for a
+    /// model without recordings.
+    fn replay_smallest(&self, gpu: &CudaGpu) -> Result<Vec<Vec<u8>>, String> {
+        let smallest = self.recorded.iter().min_by_key(|recorded| recorded.rows());
+        let outputs = smallest.map_or(Ok(Vec::new()), |recorded| recorded.replay(gpu));
+        outputs.map_err(|fault| chain(&fault))
+    }
+}
