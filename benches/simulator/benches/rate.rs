@@ -11,7 +11,7 @@ use shadowslice_shared::profile::{
 };
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::NamedLoad;
-use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
+use shadowslice_simulator::scenario::{Scenario, ScenarioModel, SleepRule};
 use shadowslice_simulator::world::{self, GpuSharing, WorldSettings};
 
 const SETTINGS: WorldSettings = WorldSettings {
@@ -55,12 +55,15 @@ fn served(index: u32) -> ScenarioModel {
         serve_late: false,
         max_delay: Duration::ZERO,
         in_process: false,
+        shared_process: None,
+        sleep: SleepRule::Never,
     }
 }
 
 /// Simulates six models, and prints the number of simulated requests per second of wall time.
 fn measure(name: &str, initial: Sms, admission: &[AdmissionPolicy], utilisation: f64) {
-    let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
+    let models = (0..6).map(served).collect();
+    let mut scenario = Scenario { gpus: vec![Sms(132)], memory: vec![None], models };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
     let arrivals = NamedLoad::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;

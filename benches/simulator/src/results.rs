@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, SleepRule};
 use crate::time::{ms, ns};
 use crate::world::{RequestTally, WorldOutcome};
 
@@ -52,6 +52,17 @@ pub struct ModelRun {
     pub repartitioned_at_s: Vec<f64>,
     /// The model's share at the end of the run, in SMs.
     pub sms: u32,
+    /// The sleep of the model, or `None` if the model never sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleep: Option<SleepRun>,
+}
+
+/// The sleep of one model in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SleepRun {
+    pub wakes: u64,
+    /// The fraction of the run during which the model's weights were copied to the GPU.
+    pub waking: f64,
 }
 
 /// The properties of a load that are the same for all policies.
@@ -88,6 +99,10 @@ impl SimulationRun {
                 repartitions: model.repartitions.len() as u64,
                 repartitioned_at_s: model.repartitions.iter().map(|&at| ms(at) / 1e3).collect(),
                 sms: model.share,
+                sleep: (spec.sleep != SleepRule::Never).then(|| SleepRun {
+                    wakes: model.sleep.wakes,
+                    waking: ms(model.sleep.wake_ns) / 1e3 / seconds,
+                }),
             };
             per_model.insert(spec.terms.name.clone(), run);
         }

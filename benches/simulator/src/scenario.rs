@@ -10,6 +10,9 @@ use shadowslice_shared::units::{Sms, Timestamp};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     pub gpus: Vec<Sms>,
+    /// The maximum memory of all workers on each GPU in bytes, or `None` if the memory is unlimited. The
+    /// maximum only has an effect on GPUs with models that may sleep.
+    pub memory: Vec<Option<u64>>,
     pub models: Vec<ScenarioModel>,
 }
 
@@ -31,6 +34,21 @@ pub struct ScenarioModel {
     /// True if the worker changes its share in-process. This also requires that the GPU can be
     /// divided. Otherwise, a shadow starts at the new share.
     pub in_process: bool,
+    /// The number of the process that the model shares with other models, which have the same number.
+    /// `None` if each worker of the model has its own process.
+    pub shared_process: Option<usize>,
+    pub sleep: SleepRule,
+}
+
+/// The rule that decides when a model sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SleepRule {
+    #[default]
+    Never,
+    /// The model sleeps when other models need its memory.
+    OnPressure,
+    /// The model also sleeps when no request has arrived for this time.
+    After(Duration),
 }
 
 /// The arrival of one request. Each request has one row.
@@ -81,10 +99,12 @@ pub(crate) mod fixtures {
             serve_late: true,
             max_delay: Duration::ZERO,
             in_process: false,
+            shared_process: None,
+            sleep: SleepRule::Never,
         }
     }
 
     pub(crate) fn on_one_gpu(sms: u32, models: Vec<ScenarioModel>) -> Scenario {
-        Scenario { gpus: vec![Sms(sms)], models }
+        Scenario { gpus: vec![Sms(sms)], memory: vec![None], models }
     }
 }

@@ -25,6 +25,7 @@ fn model(priority: u32, offered: u64, part: f64) -> ModelRun {
         repartitions: 0,
         repartitioned_at_s: Vec::new(),
         sms: 132,
+        sleep: None,
     }
 }
 

@@ -168,6 +168,41 @@ fn configurations_that_cannot_be_simulated_are_refused() {
 }
 
 #[test]
+fn results_show_wakes_if_models_may_sleep() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = "{context: 1Gi, weights: 1Gi, activations: 0}";
+    let execution = "{sms: [132], 1: [4.0]}";
+    let profile = format!("{{source: {{kind: illustrative}}, memory: {memory}, execution_ms: {execution}}}");
+    fs::write(folder.path().join("profile.yaml"), profile).unwrap();
+    let run = |more: &str| {
+        let model = |name: &str| {
+            let tensors = "[{input: x, output: y, datatype: FP32, shape: [1]}]";
+            format!(
+                "{{name: {name}, engine: emulated, profile: profile.yaml, slo: 1s, tensors: {tensors}{more}}}"
+            )
+        };
+        let gpus = "[{device: emulated, sms: 132, memory: 3Gi}]";
+        let models = ["a", "b", "c"].map(model).join(", ");
+        let config = folder.path().join("config.yaml");
+        fs::write(&config, format!("gpus: {gpus}\nmodels: [{models}]")).unwrap();
+        let arguments = "--load poisson --utilisation 0.02 --policy static --seconds 20";
+        let report = simulated(&format!("{} {arguments}", config.display())).unwrap();
+        let sleep = report.runs[0].per_model["b"].sleep;
+        (sleep, table::of(&report.runs), serde_json::to_string(&report).unwrap())
+    };
+    let (sleep, table, json) = run("");
+    assert!(sleep.is_none() && !table.contains("WAK") && !json.contains("sleep"), "{table}");
+    let (sleep, table, json) = run(", isolation: shared, sleep: on-pressure");
+    let sleep = sleep.unwrap();
+    assert!(sleep.wakes > 10 && table.contains("WAKING") && json.contains("\"wakes\""), "{table}");
+    assert!((sleep.waking - sleep.wakes as f64 * 0.0231 / 20.0).abs() < 1e-3, "{sleep:?}");
+    let (sleep, ..) = run(", isolation: shared, worker: own, sleep: {after: 500ms}");
+    assert!(sleep.unwrap().wakes > 0);
+    // Without a shared process, the contexts fill the memory, and no model can wake.
+    assert_eq!(run(", sleep: on-pressure").0.unwrap().wakes, 0);
+}
+
+#[test]
 fn nonsense_on_the_command_line_is_refused() {
     for nonsense in [
         "",

@@ -60,10 +60,13 @@ impl WorldModel<'_> {
         self.repartitions.clear();
     }
 
-    /// Starts a hand-over, unless one is already in progress. If the standby worker has the new
-    /// share, the standby worker takes over. Otherwise, the standby worker stops, and a new worker
-    /// starts.
+    /// Starts a hand-over, unless one is already in progress or the model sleeps. If the standby worker
+    /// has the new share, the standby worker takes over. Otherwise, the standby worker stops, and a new
+    /// worker starts.
     pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
+        if !self.weights.is_awake() {
+            return;
+        }
         let share = Percent::smallest_for(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, timestamp(now));
         let request = ResizeRequest { number: None, share, cause, decided };

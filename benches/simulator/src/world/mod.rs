@@ -10,12 +10,15 @@
 //! timer. A policy gets only data that the supervisor also provides. All changes of a decision
 //! begin immediately, in the order in which the decision lists them. An in-process change takes
 //! effect at the next batch, and a hand-over when its shadow is warm.
+//!
+//! After each event, [`residency`] decides which models sleep and wake, if some models may sleep.
 
 mod contention;
 mod gpus;
 mod handover;
 mod model;
 mod partitions;
+mod residency;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -25,10 +28,12 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::SharedGpu;
 
+pub(crate) use residency::SleepTally;
 pub(crate) use tally::RequestTally;
 
 use gpus::{GpuRules, WorldGpus};
 use model::WorldModel;
+use residency::SleepFlags;
 
 use crate::random::{Random, RandomPurpose};
 use crate::scenario::{Scenario, SimulatedArrival};
@@ -76,6 +81,7 @@ pub(crate) struct ModelOutcome {
     pub(crate) repartitions: Vec<u64>,
     /// The share at the end of the run, in SMs.
     pub(crate) share: u32,
+    pub(crate) sleep: SleepTally,
 }
 
 /// The part of the world that all models share.
@@ -83,6 +89,7 @@ pub(crate) struct ModelOutcome {
 struct SharedState<'a> {
     gpus: WorldGpus<'a>,
     timers: Timers,
+    sleep: SleepFlags,
     dwell: Duration,
     deviation: f64,
     random: Random,
@@ -107,15 +114,22 @@ enum WorldTimer {
     Shadow,
     /// The timer for the end of a phase of the hand-over.
     Phase,
+    /// The timer for the end of the model's wake.
+    Wake,
 }
 
-const TIMERS: [WorldTimer; 5] = [
+const TIMERS: [WorldTimer; 6] = [
     WorldTimer::FirstWorker,
     WorldTimer::SecondWorker,
     WorldTimer::Alarm,
     WorldTimer::Shadow,
     WorldTimer::Phase,
+    WorldTimer::Wake,
 ];
+
+/// The number of timers that belong to no model: the timers for the next decisions of the policy and
+/// about sleep.
+const WORLD_TIMERS: usize = 2;
 
 /// Returns the index of a model's timer.
 fn timer(model: usize, timer: WorldTimer) -> usize {
@@ -138,8 +152,7 @@ pub fn run(
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
-        world.advance(last, decide);
-        world.models[arrival.model].arrive(last, &mut world.shared);
+        world.arrive(arrival, decide);
     }
     let longest = scenario.models.iter().map(|spec| ns(spec.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
@@ -153,17 +166,21 @@ struct World<'a> {
     shared: SharedState<'a>,
     now: u64,
     interval: u64,
+    /// The indices of the GPUs with models that may sleep.
+    sleep_gpus: Vec<usize>,
 }
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, settings: &WorldSettings) -> Self {
         let count = scenario.models.len();
+        let sleep_gpus = residency::gpus_with_sleep(scenario);
         let mut shared = SharedState {
             gpus: WorldGpus::new(
                 scenario.gpus.iter().copied().map(SharedGpu::new),
                 GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
-            timers: Timers::new(count * TIMERS.len() + 1),
+            timers: Timers::new(count * TIMERS.len() + WORLD_TIMERS),
+            sleep: SleepFlags { is_due: !sleep_gpus.is_empty(), is_short: false },
             dwell: settings.dwell,
             deviation: settings.noise,
             random: Random::new(settings.seed, RandomPurpose::Noise, 0),
@@ -172,8 +189,11 @@ impl<'a> World<'a> {
         let mut models: Vec<WorldModel<'_>> =
             spec.map(|(index, spec)| WorldModel::new(spec, index, &mut shared)).collect();
         (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &shared));
-        let mut new = Self { scenario, models, shared, now: 0, interval: ns(settings.interval).max(1) };
+        let interval = ns(settings.interval).max(1);
+        let mut new = Self { scenario, models, shared, now: 0, interval, sleep_gpus };
         new.set_interval();
+        // All models are loaded now. If they do not fit together, some sleep from the start.
+        new.decide_residency();
         new
     }
 
@@ -182,16 +202,31 @@ impl<'a> World<'a> {
         self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
+    /// Returns the index of the timer for the next decision about sleep.
+    fn residency_timer(&self) -> usize {
+        self.models.len() * TIMERS.len() + 1
+    }
+
+    /// Handles all timers that fire before a request arrives, and the request.
+    fn arrive(&mut self, arrival: SimulatedArrival, decide: &mut Decide<'_>) {
+        self.advance(at_ns(arrival.at), decide);
+        self.models[arrival.model].arrive(self.now, &mut self.shared);
+        self.decide_residency();
+    }
+
     /// Handles all timers that fire up to `until`.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
             self.now = self.shared.timers.due();
             let due = self.shared.timers.first();
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
+            let is_residency = due == self.residency_timer();
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.shared),
+                None if is_residency => self.shared.sleep.is_due = true,
                 None => self.decide(decide),
             }
+            self.decide_residency();
         }
         self.now = until;
     }
@@ -231,6 +266,7 @@ impl<'a> World<'a> {
         let outcome = |model: WorldModel<'_>| ModelOutcome {
             pending: model.pending(),
             share: model.share().0,
+            sleep: model.weights.tally,
             tally: model.tally,
             repartitions: model.repartitions,
         };
@@ -242,8 +278,12 @@ fn fire(model: &mut WorldModel<'_>, timer: WorldTimer, now: u64, shared: &mut Sh
     match timer {
         WorldTimer::FirstWorker => model.completed(0, now, shared),
         WorldTimer::SecondWorker => model.completed(1, now, shared),
-        WorldTimer::Alarm => model.dispatch(now, shared),
+        WorldTimer::Alarm => {
+            model.refuse_overdue(now);
+            model.dispatch(now, shared);
+        }
         WorldTimer::Shadow => model.shadow_progressed(now, shared),
         WorldTimer::Phase => model.phase_over(now, shared),
+        WorldTimer::Wake => model.awoke(now, shared),
     }
 }

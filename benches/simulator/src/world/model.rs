@@ -18,6 +18,7 @@ use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::handover;
 use super::partitions::InWorkerShare;
+use super::residency::WorldWeights;
 use super::tally::RequestTally;
 use super::{SharedState, WorldTimer, timer};
 use crate::scenario::ScenarioModel;
@@ -48,6 +49,7 @@ pub(super) struct WorldModel<'a> {
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
     pub(super) tally: RequestTally,
+    pub(super) weights: WorldWeights,
     /// The execution times that workers measure during their warm-up.
     measured: Execution,
     alarm: u64,
@@ -86,6 +88,7 @@ impl<'a> WorldModel<'a> {
             since: 0,
             repartitions: Vec::new(),
             tally: RequestTally::new(),
+            weights: WorldWeights::new(spec.truth.memory),
             measured: spec.truth.execution.clone(),
             alarm: NEVER,
         };
@@ -119,19 +122,23 @@ impl<'a> WorldModel<'a> {
         let request =
             QueuedRequest { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
-            Ok(()) => self.dispatch(now, shared),
+            Ok(()) => {
+                self.weights.record_accepted(now);
+                self.dispatch(now, shared);
+            }
             Err(_) => self.refused(1, arrived),
         }
     }
 
     /// Counts requests that the scheduler refused.
-    fn refused(&mut self, count: usize, at: Timestamp) {
+    pub(super) fn refused(&mut self, count: usize, at: Timestamp) {
         self.tally.refused += count as u64;
         (0..count).for_each(|_| self.scheduler.record_unanswered(Unanswered::Overloaded, at));
     }
 
     /// Sends all batches that the scheduler can send now, and sets the timer for the next batch.
     pub(super) fn dispatch(&mut self, now: u64, shared: &mut SharedState<'_>) {
+        self.continue_sleep(shared);
         let rest = loop {
             match self.scheduler.next(timestamp(now)) {
                 NextAction::Wait(rest) => break rest,
@@ -143,22 +150,27 @@ impl<'a> WorldModel<'a> {
                 }
             }
         };
-        let alarm = if let SchedulerWait::Until(until) = rest { at_ns(until) } else { NEVER };
+        let alarm = match rest {
+            SchedulerWait::Until(until) => at_ns(until),
+            SchedulerWait::Asleep => self.await_wake(shared),
+            SchedulerWait::Idle | SchedulerWait::NoLane => NEVER,
+        };
         if alarm != self.alarm {
             self.alarm = alarm;
             shared.timers.set(timer(self.index, WorldTimer::Alarm), alarm);
         }
+        self.announce_idle(shared);
     }
 
     fn send(&mut self, sending: OutgoingBatch<(), ()>, now: u64, shared: &mut SharedState<'_>) {
         let worker = sending.worker;
-        if self.scheduler.confirm_sent(sending, timestamp(now)) {
+        if self.scheduler.confirm_sent(sending, timestamp(now)) && !self.weights.is_waking() {
             self.execute(worker, now, shared);
         }
     }
 
     /// Starts the worker's next batch on the GPU.
-    fn execute(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
+    pub(super) fn execute(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
         let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
         let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
         let seat = self.workers[worker.0 as usize].seat;
@@ -191,6 +203,7 @@ impl<'a> WorldModel<'a> {
             self.tally.answer(ns(latency), self.slo_ns);
         }
         self.scheduler.record_completion(worker, &batch, took);
+        self.weights.record_answered(batch.requests.len());
         if self.scheduler.recycle(worker, batch.slot) {
             self.drained(worker, now, shared);
         }

@@ -1,15 +1,16 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use shadowslice_policy::sharing::{AdmissionPolicy, Observation, ShareChange};
+use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
 use crate::loads::NamedLoad;
-use crate::scenario::ScenarioModel;
 use crate::scenario::fixtures::{model, on_one_gpu};
+use crate::scenario::{ScenarioModel, SleepRule};
 
 const MS: u64 = 1_000_000;
 
-const SETTINGS: WorldSettings = WorldSettings {
+pub(super) const SETTINGS: WorldSettings = WorldSettings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: false,
@@ -18,11 +19,13 @@ const SETTINGS: WorldSettings = WorldSettings {
     seed: 1,
 };
 
+const AFTER_A_SECOND: SleepRule = SleepRule::After(Duration::from_secs(1));
+
 fn at(ms: u64) -> SimulatedArrival {
     SimulatedArrival { at: timestamp(ms * MS), model: 0 }
 }
 
-fn keep(_: &PolicyInput) -> Decision {
+pub(super) fn keep(_: &PolicyInput) -> Decision {
     Decision::default()
 }
 
@@ -252,15 +255,19 @@ proptest! {
         interference in proptest::bool::ANY,
         sharing in proptest::sample::select(vec![GpuSharing::Turns, GpuSharing::Proportional, GpuSharing::Slices]),
         in_process in proptest::bool::ANY,
+        memory in proptest::option::of(0..400_u64),
+        sleep in proptest::sample::select(vec![SleepRule::Never, SleepRule::OnPressure, AFTER_A_SECOND]),
     ) {
         let spec = |index: usize| {
             let mut spec = model(&format!("m{index}"), 4.0 + index as f64);
             spec.terms.slo = Duration::from_millis(40);
             spec.terms.max_batch = 1 << index;
             spec.truth.bandwidth = 0.5;
-            ScenarioModel { max_queued: 50, serve_late, in_process, ..spec }
+            spec.truth.memory = ProcessMemory { context: 1, weights: 100, activations: 1 };
+            ScenarioModel { max_queued: 50, serve_late, in_process, sleep, ..spec }
         };
-        let scenario = on_one_gpu(100, (0..3).map(spec).collect());
+        let memory = vec![memory];
+        let scenario = Scenario { memory, ..on_one_gpu(100, (0..3).map(spec).collect()) };
         let settings = WorldSettings { noise: 0.1, interference, sharing, seed, ..SETTINGS };
         let arrivals = || NamedLoad::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
