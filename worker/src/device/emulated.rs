@@ -24,7 +24,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::StartedBatch;
 use super::emulated_memory::EmulatedMemory;
 use super::timeline::BatchProgress;
-use crate::clock::now_ns;
+use crate::clock::{after, now_ns};
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
@@ -97,7 +97,10 @@ impl EmulatedGpu {
     /// Allocates the weights again, and returns the time that a real GPU would take for this.
     pub fn wake(&mut self) -> io::Result<Duration> {
         self.memory.bring()?;
-        Ok(self.memory.wake_time())
+        let wake_time = self.memory.wake_time();
+        // Batches that the supervisor sends during the wake execute after it.
+        self.free_ns = after(now_ns(), wake_time);
+        Ok(wake_time)
     }
 
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
@@ -296,6 +299,17 @@ mod tests {
         assert_eq!(gpu.free_ns, sent + MS);
         let from_the_future = gpu.start(1, Groups::WHOLE, u64::MAX);
         assert!(from_the_future.at_ns <= now_ns());
+    }
+
+    #[test]
+    fn a_batch_that_was_sent_during_a_wake_executes_after_it() {
+        let pool = Pool::create().unwrap();
+        let mut gpu = gpu(&pool, 0, 50, 1.0);
+        let sent = now_ns();
+        let wake_time = gpu.wake().unwrap();
+        let started = gpu.start(1, Groups::WHOLE, sent);
+        assert!(started.at_ns >= after(sent, wake_time));
+        assert_eq!(gpu.finish(started), Duration::from_millis(1));
     }
 
     #[test]
