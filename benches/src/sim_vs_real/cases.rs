@@ -19,6 +19,9 @@ pub(crate) struct ReplayCase {
     pub(crate) shares: ReplayShares,
     /// The way to change shares, as a value of `handover`.
     pub(crate) handover: &'static str,
+    /// The value of `gpus[].memory` if models sleep for each other, in a shared worker.
+    #[serde(skip)]
+    pub(crate) memory: Option<&'static str>,
 }
 
 /// The initial shares of the models of a case.
@@ -39,6 +42,7 @@ struct ReplayPolicy(&'static str, &'static str, ReplayShares);
 const STATIC: ReplayPolicy = ReplayPolicy("static", "static", ReplayShares::OfFile);
 const ADAPTIVE: ReplayPolicy = ReplayPolicy("adaptive", "adaptive", ReplayShares::OfPolicy);
 const WHOLE: ReplayPolicy = ReplayPolicy("unpartitioned", "static", ReplayShares::Percent([100; 5]));
+const SLEEP: ReplayPolicy = ReplayPolicy("unpartitioned+sleep", "static", ReplayShares::Percent([100; 5]));
 const HALF: ReplayPolicy = ReplayPolicy("half+admission", "static+admission", ReplayShares::Percent([40; 5]));
 const EQUAL: ReplayPolicy =
     ReplayPolicy("equal+admission", "static+admission", ReplayShares::Percent([20; 5]));
@@ -49,18 +53,24 @@ const PRIORITY_HALF: ReplayPolicy = ReplayPolicy(
 );
 
 const fn case(load: &'static str, ReplayPolicy(policy, configured, shares): ReplayPolicy) -> ReplayCase {
-    ReplayCase { load, policy, configured, shares, handover: "shadow" }
+    ReplayCase { load, policy, configured, shares, handover: "shadow", memory: None }
 }
 
 const fn inside(load: &'static str, policy: ReplayPolicy) -> ReplayCase {
     ReplayCase { handover: "in-process", ..case(load, policy) }
 }
 
+/// Returns a case in which the models do not fit into the GPU's memory together. They need 4910 MiB, and
+/// their weights are 1070 MiB of it.
+const fn short_of_memory(load: &'static str, policy: ReplayPolicy) -> ReplayCase {
+    ReplayCase { memory: Some("4700Mi"), ..inside(load, policy) }
+}
+
 /// All cases. They cover fixed shares with and without admission control, and the adaptive policy. In
 /// some cases, hand-overs change the shares. In the other cases, the workers change their shares
 /// in-process, and the five models share the whole GPU, share halves of it, or each use a separate
-/// part.
-pub(crate) const CASES: [ReplayCase; 13] = [
+/// part. In the last case, models sleep.
+pub(crate) const CASES: [ReplayCase; 14] = [
     case("poisson", STATIC),
     case("poisson", HALF),
     case("gamma", HALF),
@@ -74,6 +84,7 @@ pub(crate) const CASES: [ReplayCase; 13] = [
     inside("poisson", EQUAL),
     inside("gamma", HALF),
     inside("step", ADAPTIVE),
+    short_of_memory("poisson", SLEEP),
 ];
 
 impl fmt::Display for ReplayCase {

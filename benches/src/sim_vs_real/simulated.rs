@@ -33,6 +33,13 @@ fn with_shares(mix: &str, shares: ReplayShares) -> String {
     mix.lines().map(line).collect()
 }
 
+/// Returns the configuration with this memory of the GPU, for which models in a shared worker sleep.
+fn with_memory(mix: String, memory: Option<&str>) -> String {
+    let Some(memory) = memory else { return mix };
+    mix.replace("device: emulated", &format!("device: emulated\n    memory: {memory}"))
+        .replace("engine: emulated", "engine: emulated\n    isolation: shared\n    sleep: on-pressure")
+}
+
 /// The simulator that runs the cases.
 #[derive(Debug)]
 pub(crate) struct Simulator {
@@ -72,7 +79,7 @@ impl Simulator {
             let path = simulator.config(case);
             let controller =
                 format!("controller: {{policy: {}, interval: {}ms}}", case.configured, INTERVAL.as_millis());
-            let mix = with_shares(&mix, case.shares);
+            let mix = with_memory(with_shares(&mix, case.shares), case.memory);
             let mix = mix.replace("handover: shadow", &format!("handover: {}", case.handover));
             fs::write(&path, format!("{mix}\n{controller}\n")).map_err(about("write", &path))?;
         }
