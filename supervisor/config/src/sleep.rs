@@ -2,7 +2,7 @@
 
 use super::keys::SLEEPS;
 use super::reader::{Fields, Value};
-use super::types::{EngineConfig, ModelConfig, SleepConfig};
+use super::types::{ModelConfig, SleepConfig};
 use super::units::show_duration;
 
 /// Reads when the model sleeps.
@@ -23,15 +23,9 @@ fn one_sleep(value: &Value<'_>) -> Option<SleepConfig> {
     after.and_then(|after| after.duration()).map(SleepConfig::After)
 }
 
-/// Records a fault for each key that excludes sleep, if the model may sleep.
+/// Records a fault for a standby of a model that may sleep.
 pub(super) fn check_sleep(fields: &Fields<'_>, model: &ModelConfig) {
-    if !model.sleep.may_sleep() {
-        return;
-    }
-    if matches!(model.engine, EngineConfig::Python { .. }) || model.engine.has_tensorrt() {
-        fields.fault("sleep", "only ONNX models without TensorRT can release their weights; remove `sleep`");
-    }
-    if model.standby {
+    if model.sleep.may_sleep() && model.standby {
         fields.fault("standby", "a standby would keep the weights on the GPU; remove `standby` or `sleep`");
     }
 }

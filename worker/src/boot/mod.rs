@@ -411,10 +411,10 @@ impl Parts {
             warmed.partitions = Some(proven);
         }
         warmed.memory = self.memory;
-        warmed.sleep = match self.device.emulated() {
+        warmed.sleep = self.engine.check_release().and_then(|()| match self.device.emulated() {
             Some(gpu) => Ok(gpu.weights()),
             None => self.engine.sleep_bytes(),
-        };
+        });
         self.engine.describe(&mut warmed);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());

@@ -201,6 +201,10 @@ impl Engine for Hosted {
         self.host.close(stream);
     }
 
+    fn check_release(&self) -> Result<(), String> {
+        self.host.check_arena()
+    }
+
     fn sleep_bytes(&self) -> Result<u64, String> {
         self.releasable_bytes()
     }

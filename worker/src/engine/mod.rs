@@ -129,6 +129,11 @@ pub trait Engine: Debug {
     /// Stops using a partition. `in_use` is true if a batch is running on it.
     fn forget(&mut self, _groups: Groups, _in_use: bool) {}
 
+    /// Returns an error with the reason if the model cannot release its weights on any device.
+    fn check_release(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Returns the size in bytes of the GPU memory that the model releases while it sleeps, or the reason
     /// why it cannot sleep.
     fn sleep_bytes(&self) -> Result<u64, String> {

@@ -203,7 +203,8 @@ impl<'a> WorldModel<'a> {
             self.tally.answer(ns(latency), self.slo_ns);
         }
         self.scheduler.record_completion(worker, &batch, took);
-        self.weights.record_answered(batch.requests.len());
+        let may_yield = self.weights.record_answered(batch.requests.len());
+        shared.sleep.is_due |= may_yield && shared.sleep.is_short;
         if self.scheduler.recycle(worker, batch.slot) {
             self.drained(worker, now, shared);
         }

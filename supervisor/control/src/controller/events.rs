@@ -271,6 +271,12 @@ impl Controller {
                 return self.account.serves(None);
             }
             LaneEvent::Awake(worker) => return self.keep_weights(worker),
+            LaneEvent::Dismissed(worker) => {
+                self.weights = KeptWeights::default();
+                self.account.serves(None);
+                LifecycleEvent::Sleep(worker)
+            }
+            LaneEvent::Recalled => LifecycleEvent::Wake,
             LaneEvent::Gone(worker) => {
                 LifecycleEvent::LaneEnded { worker, idle: self.pipeline.is_idle(worker) }
             }

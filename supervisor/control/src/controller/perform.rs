@@ -36,6 +36,7 @@ impl Controller {
             Action::Condemn(worker) => self.pipeline.condemn(worker),
             Action::Hurry(worker) => self.with_process(worker, Worker::serve),
             Action::Stop(worker) => self.with_process(worker, Worker::stop),
+            Action::StayAwake(worker) => self.pipeline.stay_awake(worker),
             Action::Kill(worker, why) => {
                 tracing::error!(
                     model = self.model.name,

@@ -158,7 +158,7 @@ impl Controller {
             // The worker starts as usual when it is its turn.
             WorkersState::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
             WorkersState::Loading => self.loading(),
-            WorkersState::Ready => ModelState::Ready,
+            WorkersState::Ready | WorkersState::Asleep => ModelState::Ready,
             WorkersState::Restarting => ModelState::Restarting,
             WorkersState::Waiting(why) => ModelState::Waiting(why.to_owned()),
             WorkersState::Down { why, again } => {

@@ -19,6 +19,7 @@ use shadowslice_datapath::pipeline::{ResidencySignal, SleepCause, SleepState};
 use shadowslice_policy::residency::{
     AwakeLoad, ModelResidency, ResidencyAction, ResidencyDecision, WeightsState, decide,
 };
+use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
 
@@ -120,6 +121,7 @@ impl ResidencyTask {
     }
 
     fn decide_on(&mut self, gpu: usize, served: &[&Served]) -> ResidencyDecision {
+        served.iter().for_each(|served| self.measure(gpu, served));
         let sleepers: Vec<Sleeper<'_>> = served.iter().filter_map(|served| Sleeper::of(served)).collect();
         let free = self.free(gpu, served, &sleepers);
         let models: Vec<ModelResidency> = sleepers.iter().map(Sleeper::residency).collect();
@@ -127,7 +129,7 @@ impl ResidencyTask {
         let mut decision = decide(free.unwrap_or(UNLIMITED), &models, now);
         let retries = sleepers.iter().filter_map(|sleeper| sleeper.state.retry_at);
         decision.next = retries.chain(decision.next).min();
-        self.publish(gpu, free, &models);
+        self.publish(gpu, free, &sleepers);
         self.limit_pinned(&sleepers);
         for &(index, action) in &decision.actions {
             sleepers[index].perform(action);
@@ -140,12 +142,8 @@ impl ResidencyTask {
         let budget = &mut self.budgets[gpu];
         let weights: Vec<ModelWeights> = sleepers.iter().map(Sleeper::weights).collect();
         budget.update(&weights, Instant::now());
-        let workers = |served: &Served| {
-            let pids: Vec<i32> = served.report.borrow().workers.iter().map(|worker| worker.pid).collect();
-            pids
-        };
         if self.gpus[gpu].is_real() {
-            let pids: BTreeSet<i32> = served.iter().flat_map(|served| workers(served)).collect();
+            let pids: BTreeSet<i32> = served.iter().flat_map(|served| pids(served)).collect();
             let readings = self.readings.look();
             if let Some(reading) = readings.get(gpu).and_then(Option::as_ref)
                 && let Some(usage) = &reading.usage
@@ -153,29 +151,46 @@ impl ResidencyTask {
                 budget.read(usage, reading.read_at, &pids);
             }
         } else {
-            let can_sleep = |served: &Served| sleepers.iter().any(|sleeper| sleeper.served.id == served.id);
+            let sleeper = |served: &Served| sleepers.iter().find(|sleeper| sleeper.served.id == served.id);
             let workers = served.iter().flat_map(|served| {
-                let memory = served.model.profile.as_ref().map(|profile| profile.memory).unwrap_or_default();
-                let can_sleep = can_sleep(served);
-                workers(served).into_iter().map(move |pid| EmulatedWorker { pid, memory, can_sleep })
+                let sleeper = sleeper(served);
+                let (memory, can_sleep) = (emulated_memory(served), sleeper.is_some());
+                let is_counted = sleeper.is_some_and(|sleeper| sleeper.state.ends_worker);
+                let pids = pids(served).into_iter().filter(move |_| !is_counted);
+                pids.map(move |pid| EmulatedWorker { pid, memory, can_sleep })
             });
             budget.emulate(&workers.collect::<Vec<_>>());
         }
         budget.free(self.gpus[gpu].facts().reserved())
     }
 
-    /// Publishes the memory that a starting worker can get.
-    fn publish(&self, gpu: usize, free: Option<i128>, models: &[ModelResidency]) {
-        let idle = |model: &&ModelResidency| {
-            matches!(
-                model.state,
-                WeightsState::Awake { load: AwakeLoad::Idle, .. } | WeightsState::InUse { leaves: true }
-            )
+    /// Tells a model's pipeline the memory of its workers, which the model releases if they exit.
+    fn measure(&self, gpu: usize, served: &Served) {
+        let readings = self.readings.look();
+        let usage = readings.get(gpu).and_then(Option::as_ref).and_then(|reading| reading.usage.as_ref());
+        let bytes = match self.gpus[gpu].is_real() {
+            true => usage.map(|usage| pids(served).iter().filter_map(|pid| usage.bytes_of(*pid)).sum()),
+            false => {
+                let ProcessMemory { context, weights, activations } = emulated_memory(served);
+                Some(context + weights + activations)
+            }
         };
-        let idle: i128 = models.iter().filter(idle).map(|model| i128::from(model.bytes)).sum();
+        bytes.into_iter().for_each(|bytes| served.pipeline.set_process_bytes(bytes));
+    }
+
+    /// Publishes the memory that a starting worker can get.
+    fn publish(&self, gpu: usize, free: Option<i128>, sleepers: &[Sleeper<'_>]) {
+        let is_left = |sleeper: &&Sleeper<'_>| {
+            let idle = matches!(
+                sleeper.residency().state,
+                WeightsState::Awake { load: AwakeLoad::Idle, .. } | WeightsState::InUse { leaves: true }
+            );
+            idle || sleeper.state.starts_worker
+        };
+        let left: i128 = sleepers.iter().filter(is_left).map(|left| i128::from(left.state.bytes)).sum();
         let reserved = i128::from(self.gpus[gpu].facts().reserved());
         let available =
-            free.map(|free| u64::try_from((free + reserved + idle).max(0)).unwrap_or(u64::MAX - 1));
+            free.map(|free| u64::try_from((free + reserved + left).max(0)).unwrap_or(u64::MAX - 1));
         self.board.available[gpu].store(available.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
@@ -183,7 +198,7 @@ impl ResidencyTask {
     fn limit_pinned(&self, sleepers: &[Sleeper<'_>]) {
         let pinned: u64 = sleepers.iter().map(|sleeper| sleeper.state.pinned).sum();
         let mut left = self.host_memory.saturating_sub(pinned);
-        for Sleeper { served, state } in sleepers {
+        for Sleeper { served, state } in sleepers.iter().filter(|sleeper| !sleeper.state.ends_worker) {
             let fits = state.pinned > 0 || state.bytes <= left;
             if state.pinned == 0 && fits {
                 left -= state.bytes;
@@ -193,10 +208,23 @@ impl ResidencyTask {
     }
 }
 
+fn pids(served: &Served) -> Vec<i32> {
+    served.report.borrow().workers.iter().map(|worker| worker.pid).collect()
+}
+
+/// Returns the memory of a worker on an emulated GPU.
+fn emulated_memory(served: &Served) -> ProcessMemory {
+    served.model.profile.as_ref().map(|profile| profile.memory).unwrap_or_default()
+}
+
 impl<'s> Sleeper<'s> {
-    /// Returns `None` if the model has no worker that can sleep.
+    /// Returns `None` if no worker serves, or if the worker would have to exit and the configuration does
+    /// not allow this.
     fn of(served: &'s Served) -> Option<Self> {
-        Some(Self { served, state: served.pipeline.sleep_state()? })
+        let state = served.pipeline.sleep_state()?;
+        let is_awake = !matches!(state.weights, WeightsState::Asleep { .. });
+        let stays = state.ends_worker && is_awake && served.model.sleep == SleepConfig::Never;
+        (!stays).then_some(Self { served, state })
     }
 
     fn weights(&self) -> ModelWeights {
@@ -222,7 +250,7 @@ impl<'s> Sleeper<'s> {
             ResidencyAction::Wake => return pipeline.wake(),
             ResidencyAction::SleepIdle => pipeline.sleep(SleepCause::Idle, true),
             ResidencyAction::SleepForOthers => pipeline.sleep(SleepCause::Pressure, true),
-            ResidencyAction::Interrupt => pipeline.sleep(SleepCause::Pressure, false),
+            ResidencyAction::Interrupt { behind } => pipeline.interrupt(behind),
         };
         if let Err(why) = slept {
             tracing::debug!(model = self.served.model.name, why, "the model does not sleep");

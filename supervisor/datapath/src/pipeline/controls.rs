@@ -102,6 +102,7 @@ impl Pipeline {
         let now = self.clock.now();
         self.change(|state| {
             state.gate = Gate::Shut(why.to_owned());
+            state.absence = None;
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);
@@ -118,6 +119,7 @@ impl Pipeline {
                 state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to: worker.0 });
             }
             state.scheduler.route(Some(worker));
+            state.end_absence(now);
             state.publish_sleep();
             state.dispatch(now);
         });

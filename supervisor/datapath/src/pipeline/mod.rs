@@ -138,6 +138,8 @@ impl Pipeline {
             used: clock.now(),
             is_wake_ordered: false,
             sleep_tx: watch::Sender::default(),
+            absence: None,
+            start_time: None,
         };
         Ok(Self {
             name,

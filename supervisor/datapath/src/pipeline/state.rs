@@ -23,7 +23,7 @@ use super::requests::{
     InFlightBatch, PendingRequest, RequestFailure, Reservation, Shapes, WaitingRequest, WorkerAnswer,
     broken_off, died_in_step,
 };
-use super::sleep::{ResidencySignal, SleepPhase};
+use super::sleep::{Absence, ResidencySignal, SleepPhase};
 use super::trace_event;
 use super::workers::{Admission, LaneEvent, PipelineBatch, PipelineLane, Quarantine, WorkerLink};
 use crate::trace::{LostReason, RouteChange};
@@ -73,6 +73,10 @@ pub(crate) struct PipelineState {
     /// True if an operator has ordered the model to wake.
     pub(crate) is_wake_ordered: bool,
     pub(crate) sleep_tx: watch::Sender<SleepPhase>,
+    /// The sleep without a worker, if the model sleeps so.
+    pub(crate) absence: Option<Absence>,
+    /// The time of the last start of a worker after such a sleep.
+    pub(crate) start_time: Option<Duration>,
 }
 
 impl PipelineState {
@@ -157,7 +161,11 @@ impl PipelineState {
         self.stall.update(matches!(rest, None | Some(SchedulerWait::NoLane)), now);
         let wait = match rest {
             Some(SchedulerWait::Until(wait)) => Some(wait),
-            Some(SchedulerWait::Idle | SchedulerWait::NoLane) => None,
+            Some(SchedulerWait::Idle) => None,
+            Some(SchedulerWait::NoLane) => {
+                self.announce_waiting();
+                None
+            }
             Some(SchedulerWait::Asleep) => {
                 self.announce_waiting();
                 self.overdue_at()
@@ -170,7 +178,8 @@ impl PipelineState {
 
     /// Returns the time at which the first request that waits for a model that sleeps is refused.
     fn overdue_at(&self) -> Option<Timestamp> {
-        let deadline = self.scheduler.earliest_deadline().filter(|_| self.scheduler.refuses_overdue());
+        let refuses = self.scheduler.refuses_overdue() && !self.is_worker_leaving();
+        let deadline = self.scheduler.earliest_deadline().filter(|_| refuses);
         deadline.map(|deadline| deadline + OVERDUE_DELAY)
     }
 
@@ -288,6 +297,7 @@ impl PipelineState {
             self.idle_ended.truncate(MAX_IDLE_ENDED - 1);
             self.idle_ended.push_front(worker);
         }
+        self.record_exit(worker, now);
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);

@@ -25,7 +25,6 @@ pub(super) async fn sleep(served: &Served, asleep: bool) -> Result<ControlReply,
     if asleep {
         pipeline.sleep(SleepCause::Command, false)?;
     } else {
-        before.bytes?;
         pipeline.order_wake();
     }
     let reached = |phase: &SleepPhase| *phase == wanted;

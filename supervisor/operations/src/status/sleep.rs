@@ -17,10 +17,10 @@ pub struct SleepStatus {
     pub asleep_s: Option<f64>,
     /// The reason why the model sleeps. `None` unless it sleeps.
     pub cause: Option<SleepCause>,
-    /// The GPU memory that the model releases while it sleeps, in MiB. `None` if it cannot sleep.
-    pub memory_mib: Option<u64>,
-    /// The reason why the model cannot sleep.
-    pub cannot: Option<String>,
+    /// The GPU memory that the model releases while it sleeps, in MiB.
+    pub memory_mib: u64,
+    /// The reason why the worker exits for a sleep. `None` if it only releases its weights.
+    pub ends_worker: Option<String>,
     /// The pinned host memory in which the weights wait, in MiB.
     pub pinned_mib: u64,
     pub sleeps: u64,
@@ -34,14 +34,14 @@ pub struct SleepStatus {
 
 impl From<SleepReport> for SleepStatus {
     fn from(report: SleepReport) -> Self {
-        let SleepReport { phase, asleep_for, cause, bytes, pinned, counts } = report;
+        let SleepReport { phase, asleep_for, cause, bytes, ends_worker, pinned, counts } = report;
         let SleepCounts { sleeps, wakes, failed_wakes, wake_time, last_sleep_time, last_wake_time } = counts;
         Self {
             phase,
             asleep_s: asleep_for.map(|span| span.as_secs_f64()),
             cause,
-            memory_mib: bytes.as_ref().ok().map(|bytes| bytes.div_ceil(MIB)),
-            cannot: bytes.err(),
+            memory_mib: bytes.div_ceil(MIB),
+            ends_worker,
             pinned_mib: pinned.div_ceil(MIB),
             sleeps,
             wakes,
@@ -70,7 +70,10 @@ pub(crate) fn sleep_note(model: &ModelStatus) -> Option<String> {
         None => "",
     };
     let state = match sleep.asleep_s {
-        Some(span) => format!("sleeps for {}, because {why}", figures::span(span)),
+        Some(span) => {
+            let how = if sleep.ends_worker.is_some() { " without a worker" } else { "" };
+            format!("sleeps{how} for {}, because {why}", figures::span(span))
+        }
         None => "is awake".to_owned(),
     };
     let last = sleep.last_wake_ms.map(|took| format!(", the last in {} ms", figures::ms(took)));

@@ -55,7 +55,8 @@ pub enum WeightsState {
     },
     /// The weights are not on the GPU.
     Asleep {
-        /// The earliest deadline of the requests that wait for the model, or `None` if there are none.
+        /// The earliest deadline of the requests that wait for the model, but not before the time of
+        /// [`ResidencyAction::Interrupt`]. `None` if no requests wait.
         wanted: Option<Timestamp>,
     },
 }
@@ -79,7 +80,11 @@ pub enum ResidencyAction {
     /// The model, which is idle, sleeps because others need its memory.
     SleepForOthers,
     /// The model sleeps although requests wait for it, because others have waited for longer.
-    Interrupt,
+    Interrupt {
+        /// The deadline behind which the model must wait for its own wake. Otherwise, it could wake before
+        /// the model that it yields to.
+        behind: Timestamp,
+    },
     /// The model wakes.
     Wake,
 }
@@ -105,6 +110,13 @@ pub fn decide(free: i128, models: &[ModelResidency], now: Timestamp) -> Residenc
     decision.shrink();
     decision.wake();
     decision.decision
+}
+
+/// Returns the time by which a model that sleeps should wake for requests of this deadline. `behind` is that
+/// of [`ResidencyAction::Interrupt`], if the model was interrupted.
+pub fn wanted_by(deadline: Timestamp, behind: Option<Timestamp>) -> Timestamp {
+    let after = behind.map(|behind| behind + Duration::from_nanos(1));
+    after.map_or(deadline, |after| deadline.max(after))
 }
 
 impl ModelResidency {
@@ -145,7 +157,7 @@ impl Decider<'_> {
     fn shrink(&mut self) {
         if self.free + self.leaving < 0 {
             let victims = self.victims(|_| false);
-            self.sleep_until(0, &victims);
+            self.sleep_until(0, &victims, self.now);
             self.decision.is_short |= self.free + self.leaving < 0;
         }
     }
@@ -162,7 +174,7 @@ impl Decider<'_> {
         let asleep = |model: &&ModelResidency| matches!(model.state, WeightsState::Asleep { .. });
         let in_use = self.models.iter().filter(|model| !asleep(model));
         let most = self.free + in_use.map(|model| i128::from(model.bytes)).sum::<i128>();
-        for (priority, _, index) in waiting {
+        for (priority, deadline, index) in waiting {
             let bytes = i128::from(self.models[index].bytes);
             if bytes > most {
                 // The model would not fit even if all others slept, so no other model waits for it.
@@ -175,7 +187,7 @@ impl Decider<'_> {
             }
             if bytes > self.free + self.leaving {
                 let victims = self.victims(|model| model.priority >= priority);
-                self.sleep_until(bytes, &victims);
+                self.sleep_until(bytes, &victims, deadline);
             }
             // Models that come later wait too. Otherwise, small models could delay a large one for ever.
             self.free -= bytes;
@@ -212,15 +224,16 @@ impl Decider<'_> {
         victims.into_iter().map(|(.., index)| index).collect()
     }
 
-    /// Puts the first of these models to sleep, until `bytes` will be free.
-    fn sleep_until(&mut self, bytes: i128, victims: &[usize]) {
+    /// Puts the first of these models to sleep, until `bytes` will be free for a model with requests of this
+    /// deadline.
+    fn sleep_until(&mut self, bytes: i128, victims: &[usize], deadline: Timestamp) {
         for &victim in victims {
             if self.free + self.leaving >= bytes {
                 return;
             }
             let action = match self.models[victim].state {
                 WeightsState::Awake { load: AwakeLoad::Idle, .. } => ResidencyAction::SleepForOthers,
-                _ => ResidencyAction::Interrupt,
+                _ => ResidencyAction::Interrupt { behind: deadline },
             };
             self.sleep(victim, action);
         }

@@ -86,6 +86,19 @@ fn a_busy_model_yields_only_to_its_priority_or_above_and_after_it_has_served() {
 }
 
 #[test]
+fn an_interrupted_model_wakes_after_the_model_that_it_yields_to() {
+    let decision = decide(0, &[awake(1, 1, true), asleep(1, Some(50))], at(40));
+    assert_eq!(decision.actions, [(0, ResidencyAction::Interrupt { behind: at(50) })]);
+    let interrupted = asleep(1, None);
+    let wanted = Some(wanted_by(at(3), Some(at(50))));
+    let interrupted = ModelResidency { state: WeightsState::Asleep { wanted }, ..interrupted };
+    let order = |other| decide(GIB, &[interrupted.clone(), asleep(1, Some(other))], at(41)).actions;
+    assert_eq!(order(50), [(1, ResidencyAction::Wake)]);
+    assert_eq!(order(51), [(0, ResidencyAction::Wake)], "later requests come after it");
+    assert_eq!(wanted_by(at(3), None), at(3));
+}
+
+#[test]
 fn small_models_do_not_delay_a_large_one_and_an_impossible_one_delays_nobody() {
     let large = |gib: u64| ModelResidency { bytes: gib << 30, ..asleep(1, Some(10)) };
     let models = [awake(1, 1, true), large(2), asleep(1, Some(20))];
@@ -109,6 +122,7 @@ fn models_sleep_when_the_budget_becomes_too_small() {
 fn saturated_models_take_turns_and_copies_take_little_time() {
     const SLEEP_MS: u64 = 1;
     let mut states: Vec<_> = (0..5).map(|_| asleep(1, Some(0))).collect();
+    let mut behind = [None; 5];
     let (mut turns, mut copying, mut free) = ([0; 5], 0, 2 * GIB);
     let mut pending: Vec<(u64, usize, bool)> = Vec::new();
     for now in 0..5_000 {
@@ -117,12 +131,16 @@ fn saturated_models_take_turns_and_copies_take_little_time() {
                 true => WeightsState::Awake { since: at(now), used: at(now), load: AwakeLoad::Busy },
                 false => {
                     free += GIB;
-                    WeightsState::Asleep { wanted: Some(at(now)) }
+                    // The queue of an interrupted model is full of old requests.
+                    WeightsState::Asleep { wanted: Some(wanted_by(at(0), behind[index])) }
                 }
             };
         }
         for (index, action) in decide(free, &states, at(now)).actions {
             let wakes = action == ResidencyAction::Wake;
+            if let ResidencyAction::Interrupt { behind: deadline } = action {
+                behind[index] = Some(deadline);
+            }
             states[index].state = WeightsState::InUse { leaves: !wakes };
             pending.push((now + if wakes { 10 } else { SLEEP_MS }, index, wakes));
             if wakes {

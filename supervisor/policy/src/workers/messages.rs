@@ -120,6 +120,10 @@ pub enum LifecycleEvent {
     Configured(Settings),
     /// The model stops.
     Stop,
+    /// The model sleeps. The worker, which cannot release its weights, has no batches and must exit.
+    Sleep(WorkerId),
+    /// The model, which has slept without a worker, must serve again.
+    Wake,
     /// The driver could not start a process for the worker of an [`Action::Start`].
     NotStarted {
         /// The id of the worker.
@@ -275,6 +279,8 @@ pub enum Action {
     Hurry(WorkerId),
     /// Orders the worker to exit after its current batch.
     Stop(WorkerId),
+    /// Sends the worker batches again, because it cannot exit for the sleep of the model now.
+    StayAwake(WorkerId),
     /// Kills the worker. The text is the reason.
     Kill(WorkerId, String),
     /// Requests a number of groups for the model.

@@ -184,6 +184,8 @@ impl Workers {
                 self.ask_groups(self.share_inside());
             }
             LifecycleEvent::Stop => self.stop(),
+            LifecycleEvent::Sleep(worker) => self.sleep(worker),
+            LifecycleEvent::Wake => self.wake(),
             LifecycleEvent::NotStarted { worker, failure } => self.not_started(worker, failure),
             LifecycleEvent::Connected(worker) => self.connected(worker),
             LifecycleEvent::ReferenceWritten { worker, result } => self.reference_written(worker, result),

@@ -33,6 +33,8 @@ pub(super) enum Primary {
     AwaitingStandby { back_off: Timestamp, why: String },
     /// The GPU accepts no worker at present. The model tries to start another worker at `until`.
     Waiting { until: Timestamp, why: String },
+    /// The model sleeps without a worker, and accepts requests. The next worker starts when one arrives.
+    Asleep,
     /// The model refuses requests. If `again` is `None`, no worker starts until the configuration or
     /// the model's files change, or until an operator or a client acts.
     Down { why: String, again: Option<Timestamp> },
@@ -43,7 +45,7 @@ impl Primary {
         match self {
             Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
             Self::Down { again, .. } => *again,
-            Self::Worker(_) | Self::AwaitingStandby { .. } => None,
+            Self::Worker(_) | Self::AwaitingStandby { .. } | Self::Asleep => None,
         }
     }
 
@@ -70,6 +72,23 @@ impl Workers {
 
     pub(super) fn wait_ended(&mut self) {
         if matches!(self.processes.primary, Primary::Waiting { .. }) {
+            self.boot();
+        }
+    }
+
+    /// Ends the serving worker, because the model sleeps. Does nothing if the model has another worker or
+    /// is changing its share.
+    pub(super) fn sleep(&mut self, worker: WorkerId) {
+        let is_alone = self.processes.serving() == Some(worker) && self.processes.all().len() == 1;
+        if !is_alone || self.change.is_some() || self.next.is_some() {
+            return self.act(Action::StayAwake(worker));
+        }
+        self.dismiss(worker, ExitReason::Unneeded);
+        self.processes.primary = Primary::Asleep;
+    }
+
+    pub(super) fn wake(&mut self) {
+        if matches!(self.processes.primary, Primary::Asleep) {
             self.boot();
         }
     }

@@ -70,6 +70,10 @@ impl Workers {
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
+        if matches!(self.processes.primary, Primary::Asleep) {
+            let why = "the model sleeps; wake it first".to_owned();
+            return Some(ResizeRefused::NotServing { model: model(), why });
+        }
         if self.is_wrong_at(share) {
             return Some(ResizeRefused::Wrong { model: model(), share });
         }

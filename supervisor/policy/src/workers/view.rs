@@ -18,6 +18,8 @@ pub enum WorkersState<'w> {
     Loading,
     /// A worker is serving.
     Ready,
+    /// The model sleeps without a worker. It accepts requests, and the first one starts a worker.
+    Asleep,
     /// The worker is exiting or has died, and another worker will replace it.
     Restarting,
     /// The model waits before it can start a worker. The text is the reason.
@@ -101,6 +103,7 @@ impl Workers {
                 WorkersState::Waiting("the standby is still starting and will serve when it is warm")
             }
             Primary::Waiting { why, .. } => WorkersState::Waiting(why),
+            Primary::Asleep => WorkersState::Asleep,
             Primary::Down { why, again } => WorkersState::Down { why, again: *again },
         }
     }

@@ -68,7 +68,7 @@ impl World {
                 self.at_once.extend(none.then(|| LifecycleEvent::StandbyRevoked("scripted".to_owned())));
             }
             Action::Attach { worker, .. } => self.process(worker).attached = true,
-            Action::Shut(_) | Action::Requeue(_) | Action::Condemn(_) => {}
+            Action::Shut(_) | Action::Requeue(_) | Action::Condemn(_) | Action::StayAwake(_) => {}
             Action::Hurry(_) | Action::Forget(..) | Action::StandbyExists(_) | Action::NeedsShadows => {}
             Action::MeasureStall { .. } | Action::AwaitEffect(..) | Action::Report(_) => {}
         }

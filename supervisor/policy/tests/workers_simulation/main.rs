@@ -30,7 +30,7 @@ use world::{SimulationFailure, simulate};
 const SEEDS: u64 = 100_000;
 
 /// The situations that must occur in [`SEEDS`] runs. Otherwise the rules about them are not tested.
-const SITUATIONS: [&str; 51] = [
+const SITUATIONS: [&str; 53] = [
     "a batch is to blame",
     "a change is given up as the model stops",
     "a hand-over as the worker can have no partition",
@@ -39,6 +39,8 @@ const SITUATIONS: [&str; 51] = [
     "a model is given up",
     "a model that was given up restarts",
     "a model that was given up restarts by itself",
+    "a model cannot sleep now",
+    "a model sleeps without a worker",
     "a parked worker becomes the standby for a change",
     "a partition is released",
     "a shadow waits for memory",

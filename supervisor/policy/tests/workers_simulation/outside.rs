@@ -57,6 +57,11 @@ impl World {
                 }
                 Ok(())
             }
+            ExternalEvent::Sleep => match self.routed {
+                Some(worker) => self.tell(LifecycleEvent::Sleep(worker)),
+                None => Ok(()),
+            },
+            ExternalEvent::Wake => self.tell(LifecycleEvent::Wake),
             ExternalEvent::Stop => {
                 self.stopped = true;
                 self.tell(LifecycleEvent::Stop)
@@ -114,6 +119,7 @@ impl World {
             self.script.settings.standby = false;
             return self.tell(LifecycleEvent::Configured(self.script.settings.clone()));
         }
+        self.tell(LifecycleEvent::Wake)?;
         let down = matches!(self.workers.state(), WorkersState::Down { .. });
         if down && self.random.percent(60) { self.resize(Some(self.workers.share())) } else { Ok(()) }
     }

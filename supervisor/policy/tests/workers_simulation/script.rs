@@ -40,6 +40,10 @@ pub(crate) enum ExternalEvent {
     Death(Pick),
     /// A worker hangs or violates the protocol.
     Misbehaviour(Pick),
+    /// The worker that serves must exit for the sleep of the model.
+    Sleep,
+    /// The model must serve again after a sleep.
+    Wake,
     Stop,
 }
 
@@ -178,6 +182,10 @@ fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Dura
     some(3, ExternalEvent::StandbyRevoked, random);
     some(2, ExternalEvent::Hold(true), random);
     some(2, ExternalEvent::Hold(false), random);
+    if random.percent(30) {
+        some(4, ExternalEvent::Sleep, random);
+        some(4, ExternalEvent::Wake, random);
+    }
     if !faultless {
         let many = random.pick(&[1, 3, 6]);
         some(many, ExternalEvent::Death(Pick::Routed), random);

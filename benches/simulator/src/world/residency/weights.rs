@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::residency::{AwakeLoad, ModelResidency, ResidencyAction, WeightsState};
+use shadowslice_policy::residency::{AwakeLoad, ModelResidency, ResidencyAction, WeightsState, wanted_by};
 use shadowslice_policy::scheduler::{Lane, LaneWeights, RefusalReason};
 use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::units::Timestamp;
@@ -33,6 +33,8 @@ pub(in crate::world) struct WorldWeights {
     used: Timestamp,
     /// The number of requests that waited for the last wake and have no answers yet.
     owed: usize,
+    /// The deadline behind which the model waits for its wake, if it was interrupted for another model.
+    behind: Option<Timestamp>,
     /// True if the last decision took into account that requests wait.
     is_announced: bool,
     pub(in crate::world) tally: SleepTally,
@@ -65,6 +67,7 @@ impl WorldWeights {
             wake_time: memory.wake_time(),
             used: timestamp(0),
             owed: 0,
+            behind: None,
             is_announced: false,
             tally: SleepTally::default(),
         }
@@ -87,15 +90,19 @@ impl WorldWeights {
         self.used = timestamp(now);
     }
 
-    pub(in crate::world) fn record_answered(&mut self, requests: usize) {
-        self.owed = self.owed.saturating_sub(requests);
+    /// Records answers. Returns true if they are the last that the model owed.
+    pub(in crate::world) fn record_answered(&mut self, requests: usize) -> bool {
+        let before = self.owed;
+        self.owed = before.saturating_sub(requests);
+        before > 0 && self.owed == 0
     }
 }
 
 impl WorldModel<'_> {
     /// Returns the state of the model's weights, for a decision.
     pub(super) fn residency(&mut self) -> ModelResidency {
-        let wanted = self.scheduler.earliest_deadline();
+        let deadline = self.scheduler.earliest_deadline();
+        let wanted = deadline.map(|deadline| wanted_by(deadline, self.weights.behind));
         self.weights.is_announced = wanted.is_some();
         let WorldWeights { wake_time, used, .. } = self.weights;
         let must_stay = self.spec.sleep == SleepRule::Never || self.has_second_worker();
@@ -139,9 +146,15 @@ impl WorldModel<'_> {
                 self.scheduler.set_weights(serving, LaneWeights::Loading(timestamp(until)));
                 shared.timers.set(timer(self.index, WorldTimer::Wake), until);
             }
-            ResidencyAction::SleepIdle | ResidencyAction::SleepForOthers | ResidencyAction::Interrupt => {
+            ResidencyAction::SleepIdle
+            | ResidencyAction::SleepForOthers
+            | ResidencyAction::Interrupt { .. } => {
                 self.weights.phase = WeightsPhase::Draining;
                 self.weights.is_announced = false;
+                self.weights.behind = match action {
+                    ResidencyAction::Interrupt { behind } => Some(behind),
+                    _ => None,
+                };
                 self.scheduler.set_weights(serving, LaneWeights::Released(wake_time));
             }
         }

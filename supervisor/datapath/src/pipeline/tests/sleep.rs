@@ -76,7 +76,8 @@ async fn a_busy_model_finishes_its_batches_before_it_sleeps_and_its_queue_waits(
     let batch = room.worker.batch().await;
     let refused = room.stage.pipeline.sleep(SleepCause::Idle, true).unwrap_err();
     assert!(refused.contains("requests have arrived"), "{refused}");
-    room.stage.pipeline.sleep(SleepCause::Pressure, false).unwrap();
+    let behind = room.stage.pipeline.now() + Duration::from_secs(3_600);
+    room.stage.pipeline.interrupt(behind).unwrap();
     assert_eq!(room.weights(), WeightsState::InUse { leaves: true });
     let waiting = room.stage.request();
     room.stage.until((1, 1)).await;
@@ -85,6 +86,8 @@ async fn a_busy_model_finishes_its_batches_before_it_sleeps_and_its_queue_waits(
     assert_eq!(room.worker.command().await, Command::Sleep { pin: true });
     room.worker.report(&WorkerMessage::Asleep(Ok(SleepReply::default())));
     room.reached(SleepPhase::Asleep).await;
+    let after = behind + Duration::from_nanos(1);
+    assert_eq!(room.weights(), WeightsState::Asleep { wanted: Some(after) }, "others wake first");
     room.stage.pipeline.wake();
     assert_eq!(room.worker.command().await, Command::Wake);
     room.worker.answer_well(&room.worker.batch().await);
@@ -92,7 +95,7 @@ async fn a_busy_model_finishes_its_batches_before_it_sleeps_and_its_queue_waits(
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_sleep_stays_awake_and_says_why() {
+async fn a_worker_that_cannot_release_its_weights_exits_for_the_next_sleep() {
     let mut room = Bedroom::new();
     room.stage.pipeline.sleep(SleepCause::Command, true).unwrap();
     room.worker.command().await;
@@ -101,9 +104,42 @@ async fn a_model_that_cannot_sleep_stays_awake_and_says_why() {
     room.worker.answer_well(&room.worker.batch().await);
     assert_eq!(waiting.await.unwrap(), Ok(good()));
     room.reached(SleepPhase::Awake).await;
-    assert_eq!(room.stage.pipeline.sleep_report().unwrap().bytes, Err("no memory for the copy".to_owned()));
-    assert_eq!(room.stage.pipeline.sleep_state(), None);
-    assert!(room.stage.pipeline.sleep(SleepCause::Command, true).is_err());
+    let report = room.stage.pipeline.sleep_report().unwrap();
+    assert_eq!(report.ends_worker.as_deref(), Some("no memory for the copy"));
+    room.stage.pipeline.set_process_bytes(700);
+    assert_eq!(room.stage.pipeline.sleep_state().unwrap().bytes, 700);
+
+    let Bedroom { mut stage, worker, .. } = room;
+    stage.pipeline.sleep(SleepCause::Idle, true).unwrap();
+    while stage.event().await != LaneEvent::Dismissed(WorkerId(1)) {}
+    // This request misses its deadline before the worker has exited.
+    let early = stage.request();
+    stage.until((1, 0)).await;
+    let later = stage.pipeline.now() + Duration::from_secs(3_600);
+    stage.pipeline.change(|state| state.refuse_overdue(later));
+    drop(worker);
+    while stage.event().await != LaneEvent::Gone(WorkerId(1)) {}
+    let late = stage.request();
+    stage.until((2, 0)).await;
+    let state = stage.pipeline.sleep_state().unwrap();
+    assert!(matches!(state.weights, WeightsState::Asleep { wanted: Some(_) }), "{state:?}");
+    assert_eq!((state.bytes, stage.pipeline.ready().is_ok()), (700, true));
+
+    stage.pipeline.wake();
+    stage.pipeline.wake();
+    assert_eq!(stage.event().await, LaneEvent::Recalled);
+    assert_eq!(stage.pipeline.sleep_report().unwrap().phase, SleepPhase::Waking);
+    let next = stage.enter(2);
+    let mut answered = 0;
+    while answered < 2 {
+        let batch = next.batch().await;
+        answered += batch.requests.len();
+        next.answer_well(&batch);
+    }
+    assert_eq!((early.await.unwrap(), late.await.unwrap()), (Ok(good()), Ok(good())));
+    let counts = stage.pipeline.sleep_report().unwrap().counts;
+    assert_eq!((counts.sleeps, counts.wakes), (1, 1));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(2), _)), "no second recall");
 }
 
 #[tokio::test]

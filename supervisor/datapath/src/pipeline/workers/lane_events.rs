@@ -22,6 +22,11 @@ pub enum LaneEvent {
     Asleep(WorkerId),
     /// The worker has loaded its weights again, and may have sent their descriptors.
     Awake(WorkerId),
+    /// The worker has no batches and must exit, because the model sleeps and the worker cannot release its
+    /// weights.
+    Dismissed(WorkerId),
+    /// The model must serve again after a sleep without a worker.
+    Recalled,
     /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
     /// A request is known to kill workers, so the deaths of these workers do not count as failures

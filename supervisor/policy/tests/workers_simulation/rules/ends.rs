@@ -15,10 +15,13 @@ const MOST: usize = 3;
 impl RuleChecker {
     pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
-        let (routed, allowed) = (self.routed, shut || self.stopping);
+        let sleeps = *step.stimulus == Stimulus::LifecycleEvent(LifecycleEvent::Sleep(worker));
+        let (routed, allowed) = (self.routed, shut || self.stopping || sleeps);
         let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
         self.standby_stops(worker, allowed, step)?;
         let seen = self.seen(worker);
+        // A worker exits for a sleep only when it has answered all batches.
+        seen.busy &= !sleeps;
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
         rule(may, "the worker that has the traffic and behaves is not stopped")?;

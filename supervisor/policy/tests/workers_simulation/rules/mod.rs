@@ -37,7 +37,7 @@ pub(crate) type Violation = String;
 pub(crate) type Situations = BTreeSet<&'static str>;
 
 /// The event or timer that causes a step of the state machine.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Stimulus {
     Begin,
     LifecycleEvent(LifecycleEvent),
@@ -74,6 +74,7 @@ pub(crate) struct RuleChecker {
     down: bool,
     awaits: bool,
     was_ready: bool,
+    was_asleep: bool,
     answers: Answers,
     shares: Shares,
     standby: StandbyRules,
@@ -101,6 +102,7 @@ impl RuleChecker {
             down: true,
             awaits: false,
             was_ready: false,
+            was_asleep: false,
             answers: Answers::new(script.held),
             shares: Shares::new(script.share),
             standby: StandbyRules::default(),
@@ -138,6 +140,7 @@ impl RuleChecker {
         self.down = matches!(state, WorkersState::Down { .. });
         self.awaits = awaits(workers);
         self.was_ready = state == WorkersState::Ready;
+        self.was_asleep = state == WorkersState::Asleep;
         self.look(workers);
         Ok(())
     }
@@ -192,6 +195,7 @@ impl RuleChecker {
             Action::NeedsShadows => self.needs_shadows(step)?,
             Action::AskGroups { count, .. } => self.ask_groups(*count),
             Action::Shut(_) => self.workers.values_mut().for_each(|seen| seen.busy = false),
+            Action::StayAwake(_) => {}
         }
         Ok(())
     }
@@ -203,6 +207,7 @@ impl RuleChecker {
         }
         self.roles(step);
         self.traffic_flows(step)?;
+        self.sleep_is_kept(step)?;
         self.not_too_many(step)?;
         self.nothing_is_overdue(step)?;
         self.all_are_answered(step)?;
@@ -241,7 +246,7 @@ fn named(action: &Action) -> Option<WorkerId> {
         | Action::Move { worker, .. }
         | Action::Keep(worker)
         | Action::AwaitEffect(worker, _) => Some(*worker),
-        Action::Start(_) | Action::Shut(_) | Action::AskGroups { .. } => None,
+        Action::Start(_) | Action::Shut(_) | Action::AskGroups { .. } | Action::StayAwake(_) => None,
         Action::StandbyExists(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => {
             None
         }

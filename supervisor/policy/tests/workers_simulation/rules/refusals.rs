@@ -101,6 +101,7 @@ impl RuleChecker {
             (self.settings.handover == HandoverMode::Never && !(self.down && same), "never"),
             (self.before.busy, "busy"),
             (!self.before.reference_written, "not serving"),
+            (self.was_asleep, "not serving"),
             (wrong, "wrong"),
             (same && !self.down, "in force"),
         ];

@@ -22,7 +22,10 @@ impl RuleChecker {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {
             self.note("silence");
-            let rests = matches!(state, WorkersState::Ready | WorkersState::Down { again: None, .. });
+            let rests = matches!(
+                state,
+                WorkersState::Ready | WorkersState::Asleep | WorkersState::Down { again: None, .. }
+            );
             let given_up = workers.failures_in_a_row() >= MOST;
             rule(rests || given_up, "a model without news serves or is given up")?;
             return rule(rests == workers.due().is_none(), "a model that was given up restarts");

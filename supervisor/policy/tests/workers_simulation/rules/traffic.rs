@@ -164,6 +164,26 @@ impl RuleChecker {
         Ok(())
     }
 
+    /// Checks that a model sleeps when it must, unless it says that it cannot, and that a model that sleeps
+    /// starts no worker.
+    pub(super) fn sleep_is_kept(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        if self.stopping {
+            return Ok(());
+        }
+        let sleeps = step.workers.state() == WorkersState::Asleep;
+        if let Stimulus::LifecycleEvent(LifecycleEvent::Sleep(worker)) = step.stimulus {
+            let refuses = step.actions.contains(&Action::StayAwake(*worker));
+            let alone = self.workers.values().all(|seen| seen.leaves() || seen.launch.worker == *worker);
+            rule(sleeps != refuses || self.was_asleep, "a model sleeps when it must, or stays awake")?;
+            rule(!sleeps || alone, "only a model with one worker sleeps")?;
+            self.note(if sleeps { "a model sleeps without a worker" } else { "a model cannot sleep now" });
+        }
+        let starts = step.actions.iter().any(|action| matches!(action, Action::Start(_)));
+        let wakes = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Wake));
+        rule(!self.was_asleep || sleeps || wakes, "only a wake ends a sleep")?;
+        rule(!self.was_asleep || starts == wakes, "a wake starts a worker, and nothing else does")
+    }
+
     /// Checks that a worker always serves in a run without faults, and that no worker is killed.
     pub(super) fn all_is_well(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let bad = |action: &Action| {
@@ -171,7 +191,7 @@ impl RuleChecker {
         };
         rule(self.stopping || !step.actions.iter().any(bad), "without faults no worker fails")?;
         rule(step.workers.deaths_and_restarts() == (0, 0), "without faults no worker dies")?;
-        let ready = step.workers.state() == WorkersState::Ready;
+        let ready = matches!(step.workers.state(), WorkersState::Ready | WorkersState::Asleep);
         let flows = ready || !self.was_ready || self.stopping;
         rule(flows, "without faults a worker serves throughout")
     }

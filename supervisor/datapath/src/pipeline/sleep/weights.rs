@@ -1,54 +1,26 @@
-//! The sleep of a model: its worker releases the weights on the GPU, and brings them back when requests
-//! wait. This module performs what [`shadowslice_policy::residency`] decides.
-//!
-//! ```text
-//! Awake ─▶ Draining ─▶ FallingAsleep ─▶ Asleep ─▶ Waking ─▶ Awake
-//! ```
-//!
-//! The worker handles messages in order, so batches can follow the order to wake at once.
+//! The weights of a model's workers: the orders to release them and to bring them back, and the workers'
+//! replies.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use shadowslice_policy::residency::{AwakeLoad, WeightsState};
+use shadowslice_policy::residency::{AwakeLoad, WeightsState, wanted_by};
 use shadowslice_policy::scheduler::LaneWeights;
 use shadowslice_shared::batch::{Command, SleepReply};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::wake_time;
 use shadowslice_shared::units::{Timestamp, ms};
-use tokio::sync::{Notify, watch};
 
-use super::Pipeline;
-use super::state::PipelineState;
-use super::workers::{LaneEvent, PipelineLane, WorkerLink};
+use super::absence::Absence;
+use super::{SleepCause, SleepPhase, SleepReport, SleepState};
+use crate::pipeline::state::PipelineState;
+use crate::pipeline::workers::{LaneEvent, PipelineLane, WorkerLink};
 
 /// The pause after a failed wake, before the next attempt.
 const WAKE_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The number of consecutive failed wakes after which the worker is replaced.
 const MAX_FAILED_WAKES: u32 = 3;
-
-/// The signals between the pipelines and the task that decides which models sleep.
-#[derive(Debug, Default)]
-pub struct ResidencySignal {
-    /// Notified when a decision is due.
-    pub changed: Notify,
-    /// True if a model waits for memory. Pipelines then also notify when they become idle.
-    pub is_short: AtomicBool,
-}
-
-/// The reason why a model sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SleepCause {
-    /// No request arrived for the configured time.
-    Idle,
-    /// Other models need the GPU memory.
-    Pressure,
-    /// An operator ordered it.
-    Command,
-}
 
 /// The state of a worker's weights on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,10 +47,14 @@ enum WorkerWeights {
 #[derive(Debug)]
 pub(crate) struct Residency {
     weights: WorkerWeights,
-    /// The memory that the worker releases while it sleeps in bytes, or the reason why it cannot sleep.
-    bytes: Result<u64, String>,
+    /// The memory that the worker releases while it sleeps in bytes, or the reason why it must exit.
+    pub(super) bytes: Result<u64, String>,
+    /// The memory of the whole worker, in bytes.
+    pub(super) process_bytes: u64,
     /// The expected time to wake.
     wake_time: Duration,
+    /// The deadline behind which the model waits for its wake, if it was interrupted for another model.
+    pub(super) behind: Option<Timestamp>,
     failed_wakes: u32,
     /// True if the deciding task knows that requests wait.
     is_announced: bool,
@@ -88,63 +64,36 @@ pub(crate) struct Residency {
     pinned: u64,
 }
 
-/// The sleeps and wakes of a model since the start.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct SleepCounts {
-    pub sleeps: u64,
-    pub wakes: u64,
-    pub failed_wakes: u64,
-    /// The sum of the times of all wakes.
-    pub wake_time: Duration,
-    pub last_sleep_time: Option<Duration>,
-    pub last_wake_time: Option<Duration>,
-}
-
-/// The phase of a model's sleep, with the words of `status --json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SleepPhase {
-    #[default]
-    Awake,
-    FallingAsleep,
-    Asleep,
-    Waking,
-}
-
-/// The sleep of a model, for the status.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SleepReport {
-    pub phase: SleepPhase,
-    /// The time since the model fell asleep. `None` unless it sleeps.
-    pub asleep_for: Option<Duration>,
-    pub cause: Option<SleepCause>,
-    /// The memory that the model releases while it sleeps in bytes, or the reason why it cannot sleep.
-    pub bytes: Result<u64, String>,
-    /// The pinned host memory in which the weights wait, in bytes.
-    pub pinned: u64,
-    pub counts: SleepCounts,
-}
-
-/// The sleep of a model, for decisions.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SleepState {
-    /// The memory that the model releases while it sleeps, in bytes.
-    pub bytes: u64,
-    /// The expected time to wake.
-    pub wake_time: Duration,
-    pub weights: WeightsState,
-    /// The pinned host memory in which the weights wait, in bytes.
-    pub pinned: u64,
-    /// The time of the next attempt after a failed wake.
-    pub retry_at: Option<Timestamp>,
-}
-
 impl Residency {
     /// Creates the state of a worker whose weights are loaded.
     pub(crate) fn new(bytes: Result<u64, String>, now: Timestamp) -> Self {
         let wake_time = wake_time(*bytes.as_ref().unwrap_or(&0));
         let weights = WorkerWeights::Awake { since: now };
-        Self { weights, bytes, wake_time, failed_wakes: 0, is_announced: false, owed: 0, pinned: 0 }
+        let process_bytes = 0;
+        Self {
+            weights,
+            bytes,
+            process_bytes,
+            wake_time,
+            behind: None,
+            failed_wakes: 0,
+            is_announced: false,
+            owed: 0,
+            pinned: 0,
+        }
+    }
+
+    /// Returns the memory that the model releases while it sleeps, in bytes.
+    pub(super) fn released(&self) -> u64 {
+        self.bytes.as_ref().map_or(self.process_bytes, |bytes| *bytes)
+    }
+
+    /// Returns why the worker falls asleep, if it does so by its exit.
+    pub(super) fn exits_for(&self) -> Option<SleepCause> {
+        match self.weights {
+            WorkerWeights::FallingAsleep { cause } if self.bytes.is_err() => Some(cause),
+            _ => None,
+        }
     }
 
     fn phase(&self) -> SleepPhase {
@@ -169,12 +118,13 @@ impl Residency {
 impl PipelineState {
     /// Reports the phase of the serving worker, if it has changed.
     pub(crate) fn publish_sleep(&mut self) {
-        let phase = self.serving().map_or(SleepPhase::Awake, |(link, _)| link.residency.phase());
+        let absent = self.absence.as_ref().map(Absence::phase);
+        let phase = absent.or(self.serving().map(|(link, _)| link.residency.phase())).unwrap_or_default();
         self.sleep_tx.send_if_modified(|known| std::mem::replace(known, phase) != phase);
     }
 
     /// Returns the link and the lane of the worker that serves.
-    fn serving(&mut self) -> Option<(&mut WorkerLink, &PipelineLane)> {
+    pub(super) fn serving(&mut self) -> Option<(&mut WorkerLink, &PipelineLane)> {
         let Self { scheduler, links, .. } = self;
         let lane = scheduler.serving_lane()?;
         Some((links.iter_mut().find(|link| link.worker == lane.worker)?, lane))
@@ -182,9 +132,11 @@ impl PipelineState {
 
     /// Tells the deciding task that requests wait for a model that sleeps, unless it knows.
     pub(crate) fn announce_waiting(&mut self) {
-        if let Some((link, _)) = self.serving()
-            && !std::mem::replace(&mut link.residency.is_announced, true)
-        {
+        let is_announced = match &mut self.absence {
+            Some(absence) => Some(&mut absence.is_announced),
+            None => self.serving().map(|(link, _)| &mut link.residency.is_announced),
+        };
+        if is_announced.is_some_and(|is_announced| !std::mem::replace(is_announced, true)) {
             self.residency.changed.notify_one();
         }
     }
@@ -198,25 +150,39 @@ impl PipelineState {
 
     /// Orders workers to sleep that have finished their batches.
     pub(crate) fn continue_sleep(&mut self) {
-        let pin = self.pins;
+        let (pin, mut dismissed) = (self.pins, Vec::new());
         for link in &mut self.links {
             let WorkerWeights::Draining { cause } = link.residency.weights else { continue };
             if self.scheduler.lane(link.worker).is_some_and(PipelineLane::is_empty) {
                 link.residency.weights = WorkerWeights::FallingAsleep { cause };
-                link.command(Command::Sleep { pin });
+                match link.residency.bytes {
+                    Ok(_) => link.command(Command::Sleep { pin }),
+                    Err(_) => dismissed.push(link.worker),
+                }
             }
         }
+        dismissed.into_iter().for_each(|worker| self.report(LaneEvent::Dismissed(worker)));
     }
 
-    fn sleep(&mut self, cause: SleepCause, only_idle: bool) -> Result<(), String> {
+    /// Makes the model sleep although requests wait for it. It wakes only after models whose requests have
+    /// this deadline.
+    pub(super) fn interrupt(&mut self, behind: Timestamp) -> Result<(), String> {
+        self.sleep(SleepCause::Pressure, false)?;
+        if let Some((link, _)) = self.serving() {
+            link.residency.behind = Some(behind);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sleep(&mut self, cause: SleepCause, only_idle: bool) -> Result<(), String> {
         if self.links.len() > 1 {
             return Err("the model has a second worker, which keeps the weights on the GPU; try again when it has exited".to_owned());
         }
-        let queued = self.scheduler.queued();
+        let (queued, is_absent) = (self.scheduler.queued(), self.absence.is_some());
         let Some((link, lane)) = self.serving() else {
-            return Err("no worker of the model serves".to_owned());
+            let missing = "no worker of the model serves".to_owned();
+            return if is_absent { Ok(()) } else { Err(missing) };
         };
-        link.residency.bytes.clone()?;
         if !matches!(link.residency.weights, WorkerWeights::Awake { .. }) {
             return Ok(());
         }
@@ -226,14 +192,18 @@ impl PipelineState {
         let (worker, wake_time) = (link.worker, link.residency.wake_time);
         link.residency.weights = WorkerWeights::Draining { cause };
         link.residency.is_announced = false;
+        link.residency.behind = None;
         self.scheduler.set_weights(worker, LaneWeights::Released(wake_time));
         self.continue_sleep();
         self.publish_sleep();
         Ok(())
     }
 
-    fn wake(&mut self, now: Timestamp) {
+    pub(super) fn wake(&mut self, now: Timestamp) {
         self.is_wake_ordered = false;
+        if self.absence.is_some() {
+            return self.recall(now);
+        }
         let owed = self.scheduler.queued();
         let Some((link, _)) = self.serving() else { return };
         if !matches!(link.residency.weights, WorkerWeights::Asleep { .. }) {
@@ -256,8 +226,12 @@ impl PipelineState {
 
     /// Records that a worker has answered this number of requests.
     pub(crate) fn record_answered(&mut self, worker: WorkerId, requests: usize) {
-        if let Some(link) = self.link_mut(worker) {
-            link.residency.owed = link.residency.owed.saturating_sub(requests);
+        let Some(link) = self.link_mut(worker) else { return };
+        let before = link.residency.owed;
+        link.residency.owed = before.saturating_sub(requests);
+        let may_yield = before > 0 && link.residency.owed == 0;
+        if may_yield && self.residency.is_short.load(Ordering::Relaxed) {
+            self.residency.changed.notify_one();
         }
     }
 
@@ -282,18 +256,30 @@ impl PipelineState {
                 self.log_asleep(cause, unpinned);
             }
             Err(why) => {
-                tracing::warn!(model = &*self.name, why, "the model cannot sleep; it stays awake");
+                tracing::warn!(
+                    model = &*self.name,
+                    why,
+                    "the worker cannot release its weights; for the model's next sleep, the worker exits"
+                );
                 if let Some(link) = self.link_mut(worker) {
-                    link.residency.weights = WorkerWeights::Awake { since: now };
                     link.residency.bytes = Err(why);
                 }
-                self.scheduler.set_weights(worker, LaneWeights::Loaded);
+                self.keep_awake(worker, now);
             }
         }
         self.residency.changed.notify_one();
         self.publish_sleep();
         self.dispatch(now);
         Ok(())
+    }
+
+    /// Ends a sleep that has not begun.
+    pub(super) fn keep_awake(&mut self, worker: WorkerId, now: Timestamp) {
+        let Some(link) = self.link_mut(worker) else { return };
+        link.residency.weights = WorkerWeights::Awake { since: now };
+        self.scheduler.set_weights(worker, LaneWeights::Loaded);
+        self.publish_sleep();
+        self.dispatch(now);
     }
 
     fn log_asleep(&self, cause: SleepCause, unpinned: Option<String>) {
@@ -355,16 +341,22 @@ impl PipelineState {
         self.scheduler.set_weights(worker, LaneWeights::Released(wake_time));
     }
 
-    fn sleep_state(&mut self, now: Timestamp) -> Option<SleepState> {
+    pub(super) fn sleep_state(&mut self, now: Timestamp) -> Option<SleepState> {
         let used = self.used;
         let queued = self.scheduler.earliest_deadline();
+        let behind = self.absence.as_ref().map(|absence| absence.behind);
+        let behind = behind.or(self.serving().map(|(link, _)| link.residency.behind)).flatten();
         let wanted = queued.or(self.is_wake_ordered.then_some(now));
+        let wanted = wanted.map(|deadline| wanted_by(deadline, behind));
+        if let Some(absence) = &mut self.absence {
+            return Some(absence.state(wanted));
+        }
         let is_replaced = self.links.len() > 1;
         let (link, lane) = self.serving()?;
         // The caller now knows whether requests wait.
         link.residency.is_announced = wanted.is_some();
         let &Residency { wake_time, pinned, .. } = &link.residency;
-        let bytes = *link.residency.bytes.as_ref().ok()?;
+        let (bytes, ends_worker) = (link.residency.released(), link.residency.bytes.is_err());
         let mut retry = None;
         let weights = match link.residency.weights {
             WorkerWeights::Awake { .. } if is_replaced => WeightsState::InUse { leaves: false },
@@ -385,72 +377,23 @@ impl PipelineState {
                 WeightsState::Asleep { wanted: wanted.filter(|_| retry.is_none()) }
             }
         };
-        Some(SleepState { bytes, wake_time, weights, pinned, retry_at: retry })
-    }
-}
-
-impl SleepCounts {
-    fn record_wake(&mut self, took: Duration) {
-        self.wakes += 1;
-        self.wake_time += took;
-        self.last_wake_time = Some(took);
-    }
-}
-
-impl Pipeline {
-    /// Makes the model sleep when its worker has finished its batches. If `only_idle` is true and requests
-    /// have arrived, does nothing.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason why the model does not sleep.
-    pub fn sleep(&self, cause: SleepCause, only_idle: bool) -> Result<(), String> {
-        self.change(|state| state.sleep(cause, only_idle))
+        let starts_worker = false;
+        Some(SleepState { bytes, ends_worker, starts_worker, wake_time, weights, pinned, retry_at: retry })
     }
 
-    /// Wakes the model if it sleeps. Requests that wait for it are sent at once.
-    pub fn wake(&self) {
-        let now = self.now();
-        self.change(|state| state.wake(now));
-    }
-
-    /// Orders the model to wake as if a request waited for it. The deciding task wakes it when there is
-    /// memory.
-    pub fn order_wake(&self) {
-        let mut state = self.state.lock();
-        state.is_wake_ordered = true;
-        state.residency.changed.notify_one();
-    }
-
-    /// Returns a receiver of the phase of the model's sleep.
-    pub fn sleep_phase(&self) -> watch::Receiver<SleepPhase> {
-        self.state.lock().sleep_tx.subscribe()
-    }
-
-    /// Sets whether the weights of a model that sleeps may stay in pinned host memory.
-    pub fn set_pins(&self, pins: bool) {
-        self.state.lock().pins = pins;
-    }
-
-    /// Returns the state of the model's weights. Returns `None` if no worker serves, or if the worker
-    /// cannot sleep.
-    pub fn sleep_state(&self) -> Option<SleepState> {
-        let now = self.now();
-        self.state.lock().sleep_state(now)
-    }
-
-    /// Returns the sleep of the model, or `None` if no worker serves.
-    pub fn sleep_report(&self) -> Option<SleepReport> {
-        let now = self.now();
-        let mut state = self.state.lock();
-        let counts = state.stats.sleep.clone();
-        let residency = &state.serving()?.0.residency;
+    pub(super) fn sleep_report(&mut self, now: Timestamp) -> Option<SleepReport> {
+        let counts = self.stats.sleep.clone();
+        if let Some(absence) = &self.absence {
+            return Some(absence.report(counts, now));
+        }
+        let residency = &self.serving()?.0.residency;
         let asleep_for = match residency.weights {
             WorkerWeights::Asleep { since, .. } => Some(now.since(since)),
             _ => None,
         };
         let (phase, cause) = (residency.phase(), residency.cause());
-        let (bytes, pinned) = (residency.bytes.clone(), residency.pinned);
-        Some(SleepReport { phase, asleep_for, cause, bytes, pinned, counts })
+        let (bytes, pinned, ends_worker) =
+            (residency.released(), residency.pinned, residency.bytes.clone().err());
+        Some(SleepReport { phase, asleep_for, cause, bytes, ends_worker, pinned, counts })
     }
 }
