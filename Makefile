@@ -33,6 +33,7 @@ torch     := $(TARGET)/examples/torch/python3
 models    := $(TARGET)/models/.complete
 browser   := $(TARGET)/browser/.complete
 rivals    := $(TARGET)/rivals/.complete
+minimal   := $(TARGET)/rivals/triton/pytriton/tritonserver/backends/minimal/libtriton_minimal.so
 fleet     := $(TARGET)/fleet/.complete
 linters   := $(TARGET)/linters/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
@@ -186,7 +187,7 @@ sim-vs-real: build | $(measured) ## Compare the simulator with the supervisor: t
 # Triton comes from PyPI (about 800 MB unpacked), and needs x86-64 and Python 3.11 or 3.12. Because of this download,
 # `make bench` does not run this comparison.
 .PHONY: vs-triton
-vs-triton: build $(py_stamp) $(rivals) | $(measured) ## Compare shadowslice with NVIDIA Triton: target/measurements/vs-triton.md (5 minutes once built; not part of bench)
+vs-triton: build $(py_stamp) $(rivals) $(minimal) | $(measured) ## Compare shadowslice with NVIDIA Triton: target/measurements/vs-triton.md (10 minutes once built; not part of bench)
 	$(with_env) $(bench) vs-triton --page $(measured)/vs-triton.md \
 	  --json $(measured)/vs-triton.json $(VS_TRITON_ARGS)
 
@@ -380,6 +381,10 @@ $(rivals): $(wildcard benches/rivals/requirements-*.txt) benches/rivals/install 
 	PYTHON=$(PYTHON) benches/rivals/install $(@D)
 	$(with_libs) benches/rivals/make_models.py $(@D)/models
 	touch $@
+
+$(minimal): benches/rivals/minimal_backend.c $(rivals)
+	mkdir -p $(@D)
+	$(CC) -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
 
 $(browser): $(wildcard tests/browser/*) $(py_stamp) | have-pip
 	rm -rf $(@D) && mkdir -p $(@D)/modules

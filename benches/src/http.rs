@@ -33,18 +33,29 @@ impl HttpEchoClient {
     /// Returns a client that sends tensors of `bytes` bytes. `connection` is the client's number,
     /// which determines the values of its tensors.
     pub(crate) fn new(stream: ClientStream, bytes: usize, connection: u16) -> Self {
-        Self::expecting(response_json(bytes), stream, bytes, connection)
+        Self::for_model(&model(bytes), stream, bytes, connection)
+    }
+
+    /// Returns a client of the model `name`, which returns its input.
+    pub(crate) fn for_model(name: &str, stream: ClientStream, bytes: usize, connection: u16) -> Self {
+        Self::expecting(name, response_json(name, bytes), stream, bytes, connection)
     }
 
     /// Returns a client for a server that returns the request's body unchanged.
     pub(crate) fn bare(stream: ClientStream, bytes: usize, connection: u16) -> Self {
-        Self::expecting(request_json(bytes), stream, bytes, connection)
+        Self::expecting(&model(bytes), request_json(bytes), stream, bytes, connection)
     }
 
-    fn expecting(expected_json: Value, stream: ClientStream, bytes: usize, connection: u16) -> Self {
+    fn expecting(
+        name: &str,
+        expected_json: Value,
+        stream: ClientStream,
+        bytes: usize,
+        connection: u16,
+    ) -> Self {
         let tensors = tensors(bytes, connection);
         let json = request_json(bytes);
-        let requests = tensors.each_ref().map(|tensor| request(&json, tensor));
+        let requests = tensors.each_ref().map(|tensor| request(name, &json, tensor));
         Self {
             stream,
             requests,
@@ -154,9 +165,9 @@ fn request_json(bytes: usize) -> Value {
     })
 }
 
-fn response_json(bytes: usize) -> Value {
+fn response_json(name: &str, bytes: usize) -> Value {
     json!({
-        "model_name": model(bytes), "model_version": "1",
+        "model_name": name, "model_version": "1",
         "outputs": [{
             "name": "y", "datatype": "FP32", "shape": [1, elements(bytes)],
             "parameters": {"binary_data_size": bytes},
@@ -164,11 +175,10 @@ fn response_json(bytes: usize) -> Value {
     })
 }
 
-fn request(json: &Value, tensor: &[u8]) -> Bytes {
+fn request(name: &str, json: &Value, tensor: &[u8]) -> Bytes {
     let json = json.to_string();
     let head = format!(
-        "POST /v2/models/{}/infer HTTP/1.1\r\nHost: localhost\r\n{HEADER_LENGTH}: {}\r\nContent-Length: {}\r\n\r\n",
-        model(tensor.len()),
+        "POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\n{HEADER_LENGTH}: {}\r\nContent-Length: {}\r\n\r\n",
         json.len(),
         json.len() + tensor.len()
     );
@@ -185,7 +195,7 @@ mod tests {
         let (stream, _) = UnixStream::pair().unwrap();
         let client = HttpEchoClient::new(ClientStream::Unix(stream), 64, 0);
         let body = |json: &Value, tensor: &[u8]| [json.to_string().as_bytes(), tensor].concat();
-        let right = body(&response_json(64), &client.tensors[0]);
+        let right = body(&response_json("echo-64", 64), &client.tensors[0]);
         assert!(client.check(&right, 0).is_ok());
         assert!(client.check(&right, 1).unwrap_err().contains("tensor"), "the answer of another turn");
         assert!(

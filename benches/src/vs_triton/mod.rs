@@ -5,6 +5,7 @@ mod call;
 mod case;
 mod change;
 mod comparisons;
+mod many_models;
 mod page;
 mod python;
 mod results;
@@ -29,7 +30,7 @@ use results::CaseResult;
 use servers::ServerPair;
 
 /// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are
-/// met. With the default options this takes about five minutes on two cores.
+/// met. With the default options this takes about ten minutes on two cores.
 ///
 /// Both servers run all the time. The cases take turns, and every second round reverses their
 /// order. Noise of the machine therefore affects both servers equally. Every byte of the answers is
@@ -54,6 +55,9 @@ pub(crate) struct VsTritonOptions {
     /// The number of rounds of each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// The length of each load of the comparison `more models than fit`, in seconds
+    #[arg(long, default_value = "30", value_parser = load_seconds)]
+    many_seconds: Duration,
     /// Run only comparisons whose names contain this text, for example `killed`
     #[arg(long, default_value = "")]
     only: String,
@@ -63,6 +67,11 @@ pub(crate) struct VsTritonOptions {
     /// The file to write the page to. Without it, the program only prints the table
     #[arg(long)]
     page: Option<PathBuf>,
+}
+
+fn load_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=3_600).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| "give a whole number from 1 to 3600".into())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -78,13 +87,18 @@ pub(crate) struct CaseRounds {
 
 pub(crate) fn run(options: &VsTritonOptions) -> Result<(), MeasureError> {
     let rows: Vec<&Comparison> = COMPARISONS.iter().filter(|row| row.what.contains(&options.only)).collect();
-    if rows.is_empty() {
+    let runs_many_models = many_models::NAME.contains(&options.only);
+    if rows.is_empty() && !runs_many_models {
         return Err(format!("no comparison matches --only {:?}", options.only).into());
     }
     let (trials, versions) = until_interrupted(measure(options, &rows))?;
     let compared: Vec<_> = rows.iter().map(|row| row.compare(&trials)).collect::<Result<_, _>>()?;
-    save_json(&options.json, &page::figures(options, &versions, &compared, &trials))?;
-    page::report(options, &versions, &compared, &trials).publish(options.page.as_deref())
+    let many = match runs_many_models {
+        true => until_interrupted(many_models::measure(options))?,
+        false => Vec::new(),
+    };
+    save_json(&options.json, &page::figures(options, &versions, &compared, &trials, &many))?;
+    page::report(options, &versions, &compared, &trials, &many).publish(options.page.as_deref())
 }
 
 async fn measure(

@@ -9,6 +9,7 @@ use crate::spread::Spread;
 
 use super::case::{CHANGE_CONNECTIONS, CaseWork, LiveChange, Side};
 use super::comparisons::ComparisonResult;
+use super::many_models::{self, ManyModelsResult};
 use super::results::{CaseResult, ChangeResult};
 use super::{CaseRounds, VsTritonOptions};
 
@@ -29,12 +30,14 @@ pub(crate) fn figures(
     versions: &Versions,
     compared: &[ComparisonResult],
     trials: &[CaseRounds],
+    many: &[ManyModelsResult],
 ) -> serde_json::Value {
     let trials: Vec<_> =
         trials.iter().map(|trial| json!({"case": trial.case, "rounds": trial.rounds})).collect();
     json!({
         "machine": HostInfo::here(), "versions": versions, "seconds_per_round": options.seconds.as_secs_f64(),
         "rounds": options.rounds, "compared": compared, "cases": trials,
+        "many_models": {"seconds": options.many_seconds.as_secs_f64(), "loads": many},
     })
 }
 
@@ -43,9 +46,15 @@ pub(crate) fn report(
     versions: &Versions,
     compared: &[ComparisonResult],
     trials: &[CaseRounds],
+    many: &[ManyModelsResult],
 ) -> Report {
-    let results = [("Summary", summary(compared)), ("Changes", changes(trials)), ("Rounds", quiet(trials))];
-    let results = results.map(|(title, table)| format!("## {title}\n\n{table}"));
+    let mut results = vec![("Summary", summary(compared)), ("Changes", changes(trials))];
+    if !many.is_empty() {
+        let section = many_models::section(many, options.many_seconds.as_secs_f64());
+        results.push(("More models than fit", section));
+    }
+    results.push(("Rounds", quiet(trials)));
+    let results: Vec<_> = results.into_iter().map(|(title, text)| format!("## {title}\n\n{text}")).collect();
     Report {
         title: "Comparison with NVIDIA Triton",
         about: "`make vs-triton` starts shadowslice and Triton on one machine, sends the same requests to both in \

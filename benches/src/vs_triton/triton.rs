@@ -1,4 +1,4 @@
-//! NVIDIA Triton, with its Python backend on the CPU.
+//! NVIDIA Triton, with its Python backend or the minimal backend on the CPU.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -45,24 +45,50 @@ pub(crate) struct TritonServer {
 impl TritonServer {
     /// Starts Triton with the models in `models`, and returns when it answers.
     pub(crate) async fn start(options: &VsTritonOptions, models: &Path) -> Result<Self, MeasureError> {
+        let mut triton = Self::spawn(options, models, |command| command.args(["--load-model", "*"]))?;
+        triton.wait_serving().await?;
+        Ok(triton)
+    }
+
+    /// Starts Triton without a model, and returns when clients can load those in `models`. Instances of
+    /// the minimal backend take `load` to start.
+    pub(crate) async fn start_empty(
+        options: &VsTritonOptions,
+        models: &Path,
+        load: Duration,
+    ) -> Result<Self, MeasureError> {
+        let load_us = load.as_micros().to_string();
+        let mut triton = Self::spawn(options, models, |command| command.env("MINIMAL_LOAD_US", load_us))?;
+        let http = triton.http;
+        let ready =
+            || async move { call(http, Method::GET, "/v2/health/ready", String::new()).await.map(drop) };
+        triton.wait(ready).await?;
+        Ok(triton)
+    }
+
+    fn spawn(
+        options: &VsTritonOptions,
+        models: &Path,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let log = options.rivals.join("triton.log");
         let script = options.scripts.join("triton");
-        let child = Command::new(&script)
+        let mut command = Command::new(&script);
+        command
             .args([&fs::canonicalize(&options.rivals)?, models])
             .args([http.port().to_string(), grpc.port().to_string()])
             .env("PYTHON", &options.python)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?)
-            .kill_on_drop(true)
+            .kill_on_drop(true);
+        let child = more(&mut command)
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", script.display()))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         let process = pid.and_then(ProcessHandle::of).ok_or("Triton ended during its start")?;
-        let mut triton = Self { child, process, log, http, grpc, loads: 0 };
-        triton.wait_serving().await?;
-        Ok(triton)
+        Ok(Self { child, process, log, http, grpc, loads: 0 })
     }
 
     /// Returns the processes of the server and of its stubs.
@@ -114,11 +140,20 @@ impl TritonServer {
 
     /// Waits until the small model answers.
     pub(crate) async fn wait_serving(&mut self) -> Result<(), MeasureError> {
+        let http = self.http;
+        self.wait(|| async move { Ok(infer_once(http).await?) }).await
+    }
+
+    /// Waits until `check` succeeds.
+    async fn wait<Checking>(&mut self, check: impl Fn() -> Checking) -> Result<(), MeasureError>
+    where
+        Checking: Future<Output = Result<(), MeasureError>>,
+    {
         let until = Instant::now() + READY_TIMEOUT;
-        let mut check = interval(CHECK_INTERVAL);
+        let mut tick = interval(CHECK_INTERVAL);
         loop {
-            check.tick().await;
-            let Err(why) = infer_once(self.http).await else { return Ok(()) };
+            tick.tick().await;
+            let Err(why) = check().await else { return Ok(()) };
             if self.child.try_wait()?.is_some() || Instant::now() > until {
                 let log = self.log.display();
                 return Err(format!("Triton does not answer ({why}); see its log {log}").into());
