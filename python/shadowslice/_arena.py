@@ -1,19 +1,22 @@
-"""Makes PyTorch allocate a model's GPU memory in the worker's arena.
+"""Makes PyTorch allocate a model's tensors on the GPU in the worker's arena.
 
 A model that sleeps releases the arena. Its tensors keep their addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from . import _worker
 
 
 class Arena:
-    """PyTorch's memory pool over the arena. The thread that creates it allocates from it."""
+    """PyTorch's memory pool over the arena.
+
+    The pool contains what the model's ``load`` allocates, and the memory of recordings. Other
+    batches use PyTorch's usual memory, which it can free at any time.
+    """
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -21,11 +24,11 @@ class Arena:
             _worker.__file__, "shadowslice_allocate", "shadowslice_free"
         )
         self.pool = torch.cuda.MemPool(allocator.allocator())
-        self._enter()
 
-    def _enter(self) -> None:
-        self.use = self.torch.cuda.use_mem_pool(self.pool)
-        self.use.__enter__()
+    def use(self) -> AbstractContextManager[None]:
+        """Returns a context in which this thread allocates from the pool."""
+        context: AbstractContextManager[None] = self.torch.cuda.use_mem_pool(self.pool)
+        return context
 
     def content(self) -> list[tuple[int, int]]:
         """Returns the address and the size in bytes of each block that has a tensor."""
@@ -37,15 +40,6 @@ class Arena:
                     blocks.append((address, block["size"]))
                 address += block["size"]
         return blocks
-
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Returns a context in which the thread does not use the pool, so that a recording can."""
-        self.use.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self._enter()
 
 
 def create(torch: Any) -> tuple[Arena | None, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +22,6 @@ class Recorder:
 
     def __init__(self, arena: _arena.Arena | None) -> None:
         self.kept: list[Any] = []
-        self.arena = arena
         self.pool: Any = arena.pool.id if arena else None
 
     def record(
@@ -53,11 +51,8 @@ class Recorder:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with (
-            self.arena.outside() if self.arena else nullcontext(),
-            torch.cuda.graph(
-                graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"
-            ),
+        with torch.cuda.graph(
+            graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"
         ):
             result = answer(batch)
             whole = {name: on_gpu(torch, name, result[name]) for name in outputs}

@@ -107,10 +107,11 @@ class Runner:
             self.arena, self.no_arena = _arena.create(sys.modules["torch"])
         if getattr(found, "cuda_graph", False):
             self.recorder = _cuda_graphs.Recorder(self.arena)
-        self.file, self.model = file, found()
+        with self.arena.use() if self.arena else nullcontext():
+            self.file, self.model = file, found()
+            if hasattr(self.model, "load"):
+                self.model.load(context)
         self.answer = self.model.generate if self.streams else self.model.infer
-        if hasattr(self.model, "load"):
-            self.model.load(context)
         if self.recorder and "torch" not in sys.modules:
             where = f"{file}:{line_of(found)}"
             raise ModelError(
@@ -159,7 +160,11 @@ class Runner:
         return "only Python models that use PyTorch can release their weights"
 
     def arena_content(self) -> list[tuple[int, int]]:
-        """Returns the address and the size of each block of the arena that has a tensor."""
+        """Frees the memory outside the arena that no tensor uses, before the model sleeps.
+
+        Returns the address and the size of each block of the arena that has a tensor.
+        """
+        self.left()
         return self.arena.content() if self.arena else []
 
     def record(self, shapes: list[list[int]]) -> tuple[_cuda_graphs.Recording | None, str | None]:

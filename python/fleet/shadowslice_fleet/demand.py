@@ -41,6 +41,7 @@ class Demand:
     copies: int
     rate: float  # rows per second over all copies, for models with a profile
     resources: Resources | None  # the resources of each copy, for models without a profile
+    asleep: bool = False  # all copies sleep, so they need memory only when they wake
 
 
 def demands(view: View) -> dict[str, Demand]:
@@ -50,8 +51,15 @@ def demands(view: View) -> dict[str, Demand]:
         resources = _resources(model, view.hosts)
         if model.profile is not None or resources:
             rate = max(model.rate or 0.0, offered_rate(name, view.placement, view.hosts))
-            found[name] = Demand(copies(model, view), rate, resources)
+            asleep = _is_asleep(name, view.hosts)
+            found[name] = Demand(copies(model, view), rate, resources, asleep)
     return found
+
+
+def _is_asleep(name: str, hosts: dict[str, ObservedHost]) -> bool:
+    """Checks whether all copies of a model sleep."""
+    known = [copy for host in hosts.values() if (copy := host.copies.get(name))]
+    return bool(known) and all(copy.asleep for copy in known)
 
 
 def copies(model: Model, view: View) -> int:

@@ -76,6 +76,7 @@ class Copy:
     in_flight: int  # queued and running requests
     accepted: int
     load: Load | None = None
+    asleep: bool = False  # the copy has released its weights, and its next request wakes it
 
     @property
     def ready(self) -> bool:
@@ -136,6 +137,7 @@ def copies(status: Document) -> dict[str, Copy]:
             each["queue"] + each["in_flight"],
             each["requests"]["accepted"],
             load.read(each),
+            (each.get("sleep") or {}).get("phase") == "asleep",
         )
         for each in status["models"]
     }

@@ -155,6 +155,7 @@ def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -
     batch = model.keys.get("batch")
     max_batch = batch.get("max") if isinstance(batch, dict) else None
     entry |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
+    entry |= {"asleep": True} if demand.asleep else {}
     try:
         entry["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:

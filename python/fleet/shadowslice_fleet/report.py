@@ -23,6 +23,7 @@ class CopyStatus(TypedDict):
     published: bool
     served: bool  # Envoy sends requests to the copy
     as_wished: bool
+    asleep: bool  # the copy sleeps until its next request
     rate: float | None  # rows per second; like the next two fields, over one or two minutes
     attainment: float | None
     slack: float | None
@@ -159,6 +160,7 @@ def _copy(
         published=published,
         served=served,
         as_wished=as_wished and served and state == "ready",
+        asleep=fresh and copy is not None and copy.asleep,
         rate=load.rate if load else None,
         attainment=load.attainment if load else None,
         slack=load.slack if load else None,
@@ -209,13 +211,18 @@ def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -
     return lines
 
 
+def _remark(copy: CopyStatus) -> str:
+    if copy["served"] and copy["state"] == "ready":
+        return " (asleep)" if copy["asleep"] else ""
+    return f" ({copy['state']})"
+
+
 def lines(status: Status) -> list[str]:
     """Returns the status as a table for operators."""
     table = [f"{'MODEL':20} {'COPIES':>7} ON"]
     for name, model in status["models"].items():
         on = [
-            f"{copy['host']}:{'-' if copy['gpu'] is None else copy['gpu']}"
-            + ("" if copy["served"] and copy["state"] == "ready" else f" ({copy['state']})")
+            f"{copy['host']}:{'-' if copy['gpu'] is None else copy['gpu']}" + _remark(copy)
             for copy in model["copies"]
         ]
         table.append(f"{name:20} {model['served']:>3}/{model['wished']:<3} {', '.join(on)}")
