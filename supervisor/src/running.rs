@@ -51,7 +51,7 @@ pub(crate) async fn run_models(
     let pulse = Heartbeat::new(context.clock);
     let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, phase_rx);
     let (planner, planned) = planner.unzip();
-    let started = ControlThread::start(planner, pulse.clone());
+    let started = ControlThread::start(planner, pulse.clone(), Arc::clone(&context.shared));
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
     let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
     let factory = ModelFactory::new(context.clone(), hire);

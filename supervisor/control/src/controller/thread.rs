@@ -1,6 +1,7 @@
 //! The thread on which the controllers and the planner run.
 
 use std::io;
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -9,6 +10,7 @@ use shadowslice_datapath::heartbeat::{HEARTBEAT_INTERVAL, Heartbeat};
 
 use super::events::{Controller, Inbox};
 use super::{Order, Planner};
+use crate::process::SharedProcesses;
 
 /// The largest number of controllers that wait until the thread runs them.
 const MAX_QUEUED_TASKS: usize = 16;
@@ -35,6 +37,7 @@ impl ControlThread {
     pub fn start(
         planner: Option<Planner>,
         pulse: Heartbeat,
+        shared: Arc<SharedProcesses>,
     ) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (tasks_tx, tasks_rx) = mpsc::channel(MAX_QUEUED_TASKS);
@@ -56,8 +59,12 @@ impl ControlThread {
                         pulse.beat();
                     }
                 };
+                let running = async {
+                    run(tasks_rx, stop_rx).await;
+                    shared.ended().await;
+                };
                 tokio::select! {
-                    () = run(tasks_rx, stop_rx) => {}
+                    () = running => {}
                     () = beating => {}
                     _ = cut_rx => {}
                     () = planning => {}

@@ -21,6 +21,7 @@ use shadowslice_shared::members::{JoinRequest, MEMBERS, MembersCommand, SharedSe
 use shadowslice_shared::passing;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, watch};
+use tokio_util::task::TaskTracker;
 
 use super::environment::environment;
 use super::exit::{EndCause, Process, WorkerEnd};
@@ -46,7 +47,19 @@ pub struct SharedKey {
 
 /// The running shared processes of the host.
 #[derive(Debug, Default)]
-pub struct SharedProcesses(Mutex<BTreeMap<SharedKey, Vec<Weak<SharedProcess>>>>);
+pub struct SharedProcesses {
+    by_key: Mutex<BTreeMap<SharedKey, Vec<Weak<SharedProcess>>>>,
+    /// The tasks that wait for the exits of the processes.
+    exits: TaskTracker,
+}
+
+impl SharedProcesses {
+    /// Waits until all processes have exited. They exit after their last workers.
+    pub async fn ended(&self) {
+        self.exits.close();
+        self.exits.wait().await;
+    }
+}
 
 /// The shared process that a worker should join.
 #[derive(Debug)]
@@ -81,7 +94,7 @@ struct ProcessEnd {
 impl SharedPlace<'_> {
     /// Returns the process, which starts if it does not run yet.
     pub(super) fn process(&self, settings: &WorkerSettings) -> Result<Arc<SharedProcess>, SpawnError> {
-        let mut all = self.processes.0.lock();
+        let mut all = self.processes.by_key.lock();
         let processes = all.entry(self.key.clone()).or_default();
         processes.retain(|process| process.strong_count() > 0);
         let usable = |process: &Arc<SharedProcess>| {
@@ -119,7 +132,8 @@ impl SharedPlace<'_> {
         let entry = PidFile::register(&settings.register, pid);
         let (kill_tx, kill_rx) = mpsc::channel(1);
         let (end_tx, end_rx) = watch::channel(None);
-        tokio::spawn(watch_process(Process { name, child, pid, grant, _entry: entry }, kill_rx, end_tx));
+        let process = Process { name, child, pid, grant, _entry: entry };
+        self.processes.exits.spawn(watch_process(process, kill_rx, end_tx));
         let is_closed = AtomicBool::new(false);
         let process = SharedProcess { pid, socket, kill_tx, end_rx, is_closed };
         process.send(&MembersCommand::Setup(self.setup.clone()), &[])?;
