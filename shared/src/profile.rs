@@ -49,6 +49,12 @@ const WAKE_BYTES_PER_SECOND: f64 = 47e9;
 const WAKE_SETUP: Duration = Duration::from_micros(300);
 
 impl ProcessMemory {
+    /// Returns the memory of a worker that has released its weights, or shares those of another worker, in
+    /// bytes.
+    pub fn without_weights(&self) -> u64 {
+        self.context.saturating_add(self.activations)
+    }
+
     /// Returns the time that the model needs to wake, if its weights wait in host memory.
     pub fn wake_time(&self) -> Duration {
         wake_time(self.weights)

@@ -227,8 +227,8 @@ enum Command {
     /// `memory_mib`. `models` lists the models, each with `name`, `copies` (default 1), `priority`
     /// (default 1, the highest), the GPUs that it is `on` (host and gpu), and what a copy needs.
     /// Give this need as `sms`, `memory_mib`, `shadow_mib` and `bandwidth` (0 to 1), or as a
-    /// `profile` (a path), `slo_ms`, the `rate` of all copies in requests per second, and
-    /// `max_batch` (default 32).
+    /// `profile` (a path), `slo_ms`, the `rate` of all copies in requests per second, `max_batch`
+    /// (default 32) and, if the copies sleep now, `asleep: true`.
     Place {
         /// A JSON file, or - for standard input.
         spec: PathBuf,

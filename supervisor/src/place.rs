@@ -77,6 +77,9 @@ struct PlacedModelSpec {
     slo_ms: Option<f64>,
     rate: Option<f64>,
     max_batch: Option<u32>,
+    /// True if the copies sleep until their next requests.
+    #[serde(default)]
+    asleep: bool,
 }
 
 fn one() -> u32 {
@@ -222,6 +225,9 @@ impl PlacedModelSpec {
                 Err(self.wrong("a `profile` replaces `sms`, memory and `bandwidth`; give one or the other"))
             }
             Some(path) => self.measured(path, gpu),
+            None if self.asleep => Err(self.wrong(
+                "`asleep` requires a `profile`; give one, or the copy's memory in its sleep as `memory_mib` and the memory for a wake as `shadow_mib`",
+            )),
             None if asked => {
                 Err(self.wrong("`slo_ms`, `rate` and `max_batch` require a `profile`; give one"))
             }
@@ -257,8 +263,10 @@ impl PlacedModelSpec {
         let need =
             placement::sm_requirement(&profile.execution, gpu, &load).map_err(|unmet| unmet.to_string());
         Ok(need.map(|SmRequirement { sms, batch, busy }| {
-            let shadow = profile.memory.context.saturating_add(profile.memory.activations);
-            let memory = shadow.saturating_add(profile.memory.weights);
+            let (kept, weights) = (profile.memory.without_weights(), profile.memory.weights);
+            // The GPU keeps enough free memory for the largest shadow, so also for the largest wake.
+            let (memory, shadow) =
+                if self.asleep { (kept, weights) } else { (kept.saturating_add(weights), kept) };
             let share = Share { sms, memory, shadow, bandwidth: profile.bandwidth * busy };
             (share, Needed { sms: sms.0, batch: Some(batch), busy: Some(busy) })
         }))
@@ -323,6 +331,30 @@ mod tests {
         assert!(matches!(with(r#""slo_ms": 7"#), Err(PlaceError::Model { .. })));
         std::fs::write(&path, "{source: {kind: illustrative}}").unwrap();
         assert!(matches!(with(r#""slo_ms": 7, "rate": 1"#), Err(PlaceError::Profile(..))));
+    }
+
+    #[test]
+    fn copies_that_sleep_share_the_memory_for_a_wake() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.yaml");
+        let profile = "{source: {kind: illustrative}, memory: {context: 1Gi, weights: 50Gi}, execution_ms: {sms: [8, 132], 1: [1.0, 1.0]}}";
+        std::fs::write(&path, profile).unwrap();
+        let used = |asleep: [bool; 3]| {
+            let model = |(name, asleep)| {
+                format!(
+                    r#"{{"name": "{name}", "profile": {path:?}, "slo_ms": 50, "rate": 1, "asleep": {asleep}}}"#
+                )
+            };
+            let models: Vec<String> = ["a", "b", "c"].into_iter().zip(asleep).map(model).collect();
+            let placed = answer(&format!("[{}]", models.join(","))).unwrap();
+            let missing = placed["models"].as_array().unwrap().iter().filter(|model| model["missing"] != 0);
+            (placed["gpus_used"].as_u64().unwrap(), missing.count())
+        };
+        assert_eq!(used([false; 3]), (2, 1), "80 GiB take one awake copy");
+        assert_eq!(used([true; 3]), (1, 0), "3 GiB, and 50 GiB for the wake of one");
+        assert_eq!(used([false, true, true]), (2, 0), "no wake is possible beside an awake copy");
+        let given = answer(r#"[{"name": "m", "sms": 8, "memory_mib": 1, "asleep": true}]"#).unwrap_err();
+        assert!(errors::chain(&given).contains("`asleep` requires a `profile`"));
     }
 
     #[test]

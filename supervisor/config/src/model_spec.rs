@@ -1,11 +1,20 @@
 //! Describes a configured model for the sharing policy.
 
 use shadowslice_policy::sharing::ModelSpec;
+use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::types::{HandoverMode, ModelConfig};
 
 impl ModelConfig {
+    /// Returns the memory of one more worker according to the profile. Workers of a shared process have no
+    /// context of their own.
+    pub fn copy_memory(&self) -> Option<ProcessMemory> {
+        let memory = self.profile.as_ref()?.memory;
+        let context = if self.shared_worker.is_some() { 0 } else { memory.context };
+        Some(ProcessMemory { context, ..memory })
+    }
+
     /// Returns the description of this model for the policy. `sms` converts a share to a number of
     /// SMs. If the model's share never changes, the description contains only the initial share.
     pub fn spec(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {

@@ -72,9 +72,7 @@ impl MemoryLedger {
 
 impl MemoryOwner {
     pub(super) fn new(model: &ModelConfig, has_shadows: bool) -> Self {
-        let memory = model.profile.as_ref().map(|profile| profile.memory);
-        let sum =
-            memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));
+        let sum = model.copy_memory().map(|part| part.without_weights().saturating_add(part.weights));
         let profile = sum.filter(|bytes| *bytes > 0);
         Self { model: model.name.clone(), priority: model.priority, profile, has_shadows, ..Self::default() }
     }

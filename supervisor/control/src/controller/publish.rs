@@ -157,6 +157,8 @@ impl Controller {
             }
             // The worker starts as usual when it is its turn.
             WorkersState::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
+            // Clients that wake the model only wait for longer.
+            WorkersState::Loading if self.pipeline.is_without_worker() => ModelState::Ready,
             WorkersState::Loading => self.loading(),
             WorkersState::Ready | WorkersState::Asleep => ModelState::Ready,
             WorkersState::Restarting => ModelState::Restarting,

@@ -9,7 +9,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use crate::backend::GpuBackend;
 use crate::controller::{ModelReport, ReportedRole, Served};
 use crate::nvml::Reading;
-use shadowslice_datapath::pipeline::Rates;
+use shadowslice_datapath::pipeline::{Rates, SleepPhase, SleepReport};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,9 +22,9 @@ pub struct Needs {
     /// The maximum requests per second that a copy answers within the SLO on the whole GPU. `None` if it
     /// is not known, or if the SLO cannot be met.
     pub capacity: Option<f64>,
-    /// The GPU memory in bytes, with the weights.
+    /// The GPU memory in bytes, with the weights unless the model sleeps.
     pub memory: Option<u64>,
-    /// The additional GPU memory of a second worker, in bytes.
+    /// The additional GPU memory of a second worker, or for the wake of a model that sleeps, in bytes.
     pub shadow: Option<u64>,
     /// The fraction of the GPU's memory bandwidth, from 0 to 1. It is 0 if it is not known.
     pub bandwidth: f64,
@@ -42,6 +42,7 @@ impl Needs {
     pub fn of(served: &Served, gpus: &[Option<Reading>]) -> Self {
         let Served { model, gpu, pipeline, report, .. } = served;
         let seen = pipeline.report();
+        let sleep = pipeline.sleep_report().filter(|sleep| sleep.phase == SleepPhase::Asleep);
         let report = report.borrow();
         let observed = match &model.profile {
             Some(profile) => Some(profile.execution.clone()),
@@ -51,8 +52,12 @@ impl Needs {
         let rows = (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
         let traffic = seen.latencies.traffic;
         let rate = traffic.rate(traffic.counts.offered()) * rows;
-        let observed_memory = observed_memory(&report, gpus.get(model.gpu).and_then(Option::as_ref));
-        let (shadow, memory) = observed_memory.or_else(|| profile_memory(model)).unzip();
+        let reading = gpus.get(model.gpu).and_then(Option::as_ref);
+        let memory = match sleep {
+            Some(sleep) => Some(memory_asleep(model, &report, reading, &sleep)),
+            None => observed_memory(&report, reading).or_else(|| profile_memory(model)),
+        };
+        let (shadow, memory) = memory.unzip();
         let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));
         Self { capacity: needs.capacity.map(|most| most / rows), ..needs }
     }
@@ -120,9 +125,30 @@ fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> 
 
 /// Returns the memory of a worker without and with its weights, in bytes, according to the profile.
 fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
-    let memory = model.profile.as_ref()?.memory;
-    let shadow = memory.context.saturating_add(memory.activations);
+    let memory = model.copy_memory()?;
+    let shadow = memory.without_weights();
     Some((shadow, shadow.saturating_add(memory.weights)))
+}
+
+/// Returns the memory for the wake of a model that sleeps, and the memory that it has meanwhile, in bytes.
+fn memory_asleep(
+    model: &ModelConfig,
+    report: &ModelReport,
+    gpu: Option<&Reading>,
+    sleep: &SleepReport,
+) -> (u64, u64) {
+    let usage = gpu.and_then(|gpu| gpu.usage.as_ref());
+    let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent);
+    let kept = match worker {
+        None => 0,
+        Some(worker) => match usage.and_then(|usage| worker.gpu_bytes(usage)) {
+            // These figures are from the start of the worker.
+            Some(bytes) if worker.shared.is_some() => bytes.saturating_sub(sleep.bytes),
+            Some(bytes) => bytes,
+            None => model.copy_memory().map_or(0, |memory| memory.without_weights()),
+        },
+    };
+    (sleep.bytes, kept)
 }
 
 /// Returns the memory of a worker without and with its weights, in bytes, according to the driver.

@@ -17,9 +17,9 @@ from shadowslice_fleet.demand import View, demands
 from shadowslice_fleet.envoy import Endpoint, Listen
 from shadowslice_fleet.gateway import Gateway
 from shadowslice_fleet.loop_state import Placement, Published
-from shadowslice_fleet.observed import Assignments, Slot
+from shadowslice_fleet.observed import Assignments, ObservedHost, Slot
 from shadowslice_fleet.persisted import PersistedState
-from world import assignment, host, spec
+from world import assignment, copy, host, spec
 
 NEED = {"sms": 24, "memory": "4Gi"}
 
@@ -227,6 +227,25 @@ class Placing(unittest.TestCase):
         sent = placement.request(view, demands(view), Path("/p"))
         self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in sent["gpus"]], [("c", 0), ("c", 1)])
         self.assertEqual(sent["models"][0]["on"], [{"host": "c", "gpu": 1}])
+
+    def test_only_a_model_without_an_awake_copy_needs_less_memory(self) -> None:
+        asleep, awake = copy(0), copy(0)
+        asleep = replace(asleep, asleep=True)
+        hosts = {
+            name: replace(host(name), copies={"m": each})
+            for name, each in (("a", asleep), ("b", awake))
+        }
+        both = specs.parse({"models": [{"name": "m", "profile": {}, "slo": "1s"}]}, "w")
+
+        def sent(hosts: dict[str, ObservedHost]) -> dict[str, object]:
+            view = View(both, {"m": (Slot("a", 0),)}, hosts, frozenset({Slot("a", 0)}))
+            models = placement.request(view, demands(view), Path("/p"))["models"]
+            entry: dict[str, object] = models[0]
+            return entry
+
+        self.assertNotIn("asleep", sent(hosts))
+        self.assertIs(sent({"a": hosts["a"]})["asleep"], True)
+        self.assertNotIn("asleep", sent({}))
 
     def test_a_placement_is_stale_without_a_usable_slot(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})

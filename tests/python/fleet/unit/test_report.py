@@ -33,6 +33,15 @@ class Statuses(unittest.TestCase):
         self.assertTrue(current["settled"] and report.is_sufficient(current["models"]["m"]))
         self.assertEqual(current["models"]["m"]["served"], 2)
 
+    def test_a_copy_that_sleeps_is_in_the_desired_state_and_marked(self) -> None:
+        awake = self.world.hosts["b"].copies["m"]
+        self.world.hosts["b"] = replace(
+            self.world.hosts["b"], copies={"m": replace(awake, asleep=True)}
+        )
+        current = status(self.world)
+        self.assertTrue(current["settled"] and report.is_sufficient(current["models"]["m"]))
+        self.assertIn("a:0, b:0 (asleep)", "\n".join(report.lines(current)))
+
     def test_a_silent_host_is_not_in_the_desired_state(self) -> None:
         current = status(self.world, "b")
         self.assertFalse(current["settled"] or report.is_sufficient(current["models"]["m"]))

@@ -150,6 +150,11 @@ impl Pipeline {
         self.state.lock().sleep_tx.subscribe()
     }
 
+    /// Returns true if the model sleeps without a worker, or wakes after such a sleep.
+    pub fn is_without_worker(&self) -> bool {
+        self.state.lock().absence.is_some()
+    }
+
     /// Keeps the worker awake, because it cannot exit for a sleep now.
     pub fn stay_awake(&self, worker: WorkerId) {
         let now = self.now();
