@@ -11,7 +11,7 @@
 //! begin immediately, in the order in which the decision lists them. An in-process change takes
 //! effect at the next batch, and a hand-over when its shadow is warm.
 //!
-//! After each event, [`residency`] decides which models sleep and wake, if some models may sleep.
+//! After each event, `residency` decides which models sleep and wake, if some models may sleep.
 
 mod contention;
 mod gpus;

@@ -1,10 +1,11 @@
-//! The arena of a model: the GPU memory that ONNX Runtime allocates for it, such as intermediate results
-//! and weights that are not shared. The arena grows at its end, and its addresses stay the same while it
-//! exists. While the model sleeps, the content waits in host memory.
+//! The arena of a model: the GPU memory that ONNX Runtime or PyTorch allocates for it, such as intermediate
+//! results and weights that are not shared. The arena grows at its end, and its addresses stay the same
+//! while it exists. While the model sleeps, the necessary content waits in host memory.
 //!
-//! ONNX Runtime allocates through the CUDA runtime, whose functions have no parameter for an arena. The
-//! worker's program replaces these functions (`cuda_runtime.rs`). They use the arena of the calling thread,
-//! because each model has a thread.
+//! The libraries allocate with functions that have no parameter for an arena: ONNX Runtime with those of the
+//! CUDA runtime, which the worker's program replaces (`cuda_runtime.rs`), and PyTorch with those of a memory
+//! pool (`worker/python/src/allocator.rs`). They use the arena of the calling thread, because each model has
+//! a thread.
 #![allow(unsafe_code)] // This module calls CUDA's functions for virtual memory.
 
 use std::cell::{Cell, RefCell};
