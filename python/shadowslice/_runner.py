@@ -60,7 +60,7 @@ class Runner:
         self.recorder: _cuda_graphs.Recorder | None = None
         """The recorder of a model with ``cuda_graph``. Its batches are PyTorch tensors."""
         self.arena: _arena.Arena | None = None
-        self.no_arena = ""
+        self.arena_obstacle = ""
         """The reason why PyTorch does not allocate the model's memory in the arena."""
         self.open_streams: dict[int, Iterator[Any]] = {}
         self.proving = True
@@ -104,7 +104,7 @@ class Runner:
         _options.check(found, file, {**self.inputs, **self.outputs})
         self.device = context.device
         if self.device == "cuda" and "torch" in sys.modules:
-            self.arena, self.no_arena = _arena.create(sys.modules["torch"])
+            self.arena, self.arena_obstacle = _arena.create(sys.modules["torch"])
         if getattr(found, "cuda_graph", False):
             self.recorder = _cuda_graphs.Recorder(self.arena)
         with self.arena.use() if self.arena else nullcontext():
@@ -153,8 +153,8 @@ class Runner:
         """Returns the reason why the model's GPU memory is not in the arena, or ``None``."""
         if self.arena:
             return None
-        if self.no_arena:
-            return self.no_arena
+        if self.arena_obstacle:
+            return self.arena_obstacle
         if torch():
             return f"import torch at the top of {self.file}, so that the model can sleep"
         return "only Python models that use PyTorch can release their weights"

@@ -49,6 +49,11 @@ const WAKE_BYTES_PER_SECOND: f64 = 47e9;
 const WAKE_SETUP: Duration = Duration::from_micros(300);
 
 impl ProcessMemory {
+    /// Returns the memory of a worker, in bytes.
+    pub fn total(&self) -> u64 {
+        self.without_weights().saturating_add(self.weights)
+    }
+
     /// Returns the memory of a worker that has released its weights, or shares those of another worker, in
     /// bytes.
     pub fn without_weights(&self) -> u64 {

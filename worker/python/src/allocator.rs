@@ -20,7 +20,7 @@ extern "C" fn shadowslice_allocate(bytes: isize, _device: c_int, _stream: *mut c
 ///
 /// # Safety
 ///
-/// No work that starts later may use the memory.
+/// No work that is queued later may use the memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shadowslice_free(
     start: *mut c_void,
@@ -28,5 +28,5 @@ unsafe extern "C" fn shadowslice_free(
     _device: c_int,
     _stream: *mut c_void,
 ) {
-    arena::free(start);
+    arena::free_after_all_work(start);
 }

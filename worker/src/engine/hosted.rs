@@ -10,12 +10,13 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
 
+use super::hosted_sleep::HostedProof;
 use super::recorded::{RecordedGraph, fitting};
 use super::shapes::InputShapes;
 use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::arena::{KeptContent, ThreadArena};
+use crate::device::cuda::arena::ThreadArena;
 use crate::device::cuda::graph::{Executable, UploadStream};
 use crate::device::cuda::partition::{PartitionStream, SmGroups};
 use crate::inputs::Inputs;
@@ -35,10 +36,7 @@ pub struct Hosted {
     /// The memory of a model on a real GPU. It is never dropped, because the host's libraries may use the
     /// memory until the process exits.
     pub(super) arena: Option<ManuallyDrop<ThreadArena>>,
-    /// The content of the arena that the last sleep kept.
-    pub(super) kept_content: KeptContent,
-    /// The outputs of the smallest recording before the first sleep, or `None` before it.
-    pub(super) wake_proof: Option<Vec<Vec<u8>>>,
+    pub(super) wake_proof: HostedProof,
     pub(super) gpu: Option<Arc<CudaGpu>>,
 }
 
@@ -74,8 +72,8 @@ impl Hosted {
         let partitions = gpu.filter(|_| partitioned).map(HostedPartitions::of).transpose()?;
         let (recorded, seen_shapes) = (Vec::new(), Some(Vec::new()));
         let gpu = gpu.cloned();
-        let (kept_content, wake_proof) = (KeptContent::All, None);
-        let hosted = Self { recorded, seen_shapes, partitions, host, arena, kept_content, wake_proof, gpu };
+        let wake_proof = HostedProof::Unknown;
+        let hosted = Self { recorded, seen_shapes, partitions, host, arena, wake_proof, gpu };
         Ok((hosted, signature))
     }
 

@@ -11,6 +11,18 @@ use super::hosted::Hosted;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::arena::{KeptContent, ThreadArena};
 
+/// The proof that a hosted model computes the same after a wake.
+#[derive(Debug)]
+pub(super) enum HostedProof {
+    /// The model has not slept yet.
+    Unknown,
+    /// The answers of the model differ in each run.
+    Impossible,
+    /// The outputs of the smallest recording before the last sleep, for the inputs that it contains. They
+    /// are empty for a model without recordings.
+    Outputs(Vec<Vec<u8>>),
+}
+
 impl Hosted {
     /// Returns the size of the memory that the model releases while it sleeps, in bytes.
     pub(super) fn releasable_bytes(&self) -> Result<u64, String> {
@@ -21,14 +33,20 @@ impl Hosted {
     pub(super) fn release_memory(&mut self, pin: bool) -> Result<SleepReply, String> {
         let (gpu, _) = self.sleeper()?;
         gpu.synchronize_context().map_err(|fault| chain(&fault))?;
-        if self.wake_proof.is_none() {
-            self.wake_proof = Some(self.replay_smallest(gpu)?);
-        }
-        self.kept_content = KeptContent::Addresses(self.host.arena_content()?);
+        self.wake_proof = match self.wake_proof {
+            HostedProof::Impossible => HostedProof::Impossible,
+            HostedProof::Outputs(_) => HostedProof::Outputs(self.replay_smallest(gpu)?),
+            HostedProof::Unknown => {
+                let outputs = self.replay_smallest(gpu)?;
+                let is_same = self.replay_smallest(gpu)? == outputs;
+                if is_same { HostedProof::Outputs(outputs) } else { HostedProof::Impossible }
+            }
+        };
+        let content = KeptContent::Addresses(self.host.arena_content()?);
         let (_, arena) = self.sleeper()?;
         let released = arena.bytes();
         // SAFETY: all work of the model has ended, and the worker runs no batch before the wake.
-        let pinned = unsafe { arena.release(pin, &self.kept_content) }.map_err(|fault| chain(&fault))?;
+        let pinned = unsafe { arena.release(pin, &content) }.map_err(|fault| chain(&fault))?;
         Ok(SleepReply { released, pinned, ..SleepReply::default() })
     }
 
@@ -37,13 +55,14 @@ impl Hosted {
     pub(super) fn restore_memory(&mut self) -> Result<(), String> {
         let (gpu, arena) = self.sleeper()?;
         arena.restore().and_then(|()| gpu.synchronize()).map_err(|fault| chain(&fault))?;
+        let HostedProof::Outputs(before) = &self.wake_proof else { return Ok(()) };
         let computed = self.replay_smallest(gpu);
-        if computed.as_ref().ok() == self.wake_proof.as_ref() {
+        if computed.as_ref() == Ok(before) {
             return Ok(());
         }
         gpu.synchronize().ok();
         // SAFETY: the batch of the proof has ended, and no other batch has started.
-        unsafe { arena.release(true, &self.kept_content) }.ok();
+        unsafe { arena.release_again() };
         let differs = "after the wake, the model computes another answer than before";
         Err(computed.err().unwrap_or_else(|| differs.to_owned()))
     }

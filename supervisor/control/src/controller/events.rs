@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{
-    Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkerPhase, Workers,
+    Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkerPhase, Workers, WorkersState,
 };
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -272,9 +272,12 @@ impl Controller {
             }
             LaneEvent::Awake(worker) => return self.keep_weights(worker),
             LaneEvent::Dismissed(worker) => {
-                self.weights = KeptWeights::default();
-                self.account.serves(None);
-                LifecycleEvent::Sleep(worker)
+                self.handle(LifecycleEvent::Sleep(worker));
+                if self.workers.state() == WorkersState::Asleep {
+                    self.weights = KeptWeights::default();
+                    self.account.serves(None);
+                }
+                return;
             }
             LaneEvent::Recalled => LifecycleEvent::Wake,
             LaneEvent::Gone(worker) => {

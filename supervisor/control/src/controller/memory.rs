@@ -72,7 +72,7 @@ impl MemoryLedger {
 
 impl MemoryOwner {
     pub(super) fn new(model: &ModelConfig, has_shadows: bool) -> Self {
-        let sum = model.copy_memory().map(|part| part.without_weights().saturating_add(part.weights));
+        let sum = model.copy_memory().map(|memory| memory.total());
         let profile = sum.filter(|bytes| *bytes > 0);
         Self { model: model.name.clone(), priority: model.priority, profile, has_shadows, ..Self::default() }
     }

@@ -47,6 +47,7 @@ impl Controller {
     /// free.
     pub(super) fn make_room(&self, error: &LaunchError) -> bool {
         let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
+        self.pipeline.await_memory();
         self.account.make_room(needed.saturating_sub(*free), Beneficiary::Worker)
     }
 }

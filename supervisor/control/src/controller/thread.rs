@@ -60,8 +60,9 @@ impl ControlThread {
                     }
                 };
                 let running = async {
-                    run(tasks_rx, stop_rx).await;
-                    shared.ended().await;
+                    if run(tasks_rx, stop_rx).await {
+                        shared.ended().await;
+                    }
                 };
                 tokio::select! {
                     () = running => {}
@@ -105,8 +106,9 @@ impl ControlThread {
     }
 }
 
-/// Runs controllers until all have stopped. Also ends when a controller panics, which is a bug.
-async fn run(mut tasks_rx: mpsc::Receiver<ControllerTask>, mut stop_rx: watch::Receiver<bool>) {
+/// Runs controllers until all have stopped, and returns true. Returns false when a controller panics, which is
+/// a bug.
+async fn run(mut tasks_rx: mpsc::Receiver<ControllerTask>, mut stop_rx: watch::Receiver<bool>) -> bool {
     let mut controllers = JoinSet::new();
     let mut orders_txs: Vec<mpsc::Sender<Order>> = Vec::new();
     let mut stopping = false;
@@ -123,7 +125,7 @@ async fn run(mut tasks_rx: mpsc::Receiver<ControllerTask>, mut stop_rx: watch::R
                         %error,
                         "a model's controller panicked, which is a bug in shadowslice; stopping the supervisor; please report it with the log"
                     );
-                    return;
+                    return false;
                 }
             }
             // An error means that the sender is gone, so the controllers stop as well.
@@ -136,4 +138,5 @@ async fn run(mut tasks_rx: mpsc::Receiver<ControllerTask>, mut stop_rx: watch::R
             }
         }
     }
+    true
 }

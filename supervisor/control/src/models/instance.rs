@@ -232,6 +232,8 @@ impl Instance {
         let Self { served, route, mut holds, watching, drain, .. } = self;
         let Served { model, pipeline, orders, .. } = served;
         drop(route);
+        // The task that decides about sleep does not know this instance any longer.
+        pipeline.wake();
         let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
             if tokio::time::timeout(ANSWER_TIMEOUT, holds.released()).await.is_err() {

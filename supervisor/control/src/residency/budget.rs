@@ -47,7 +47,10 @@ impl WeightsBudget {
     /// Records which weights are on the GPU.
     pub(super) fn update(&mut self, models: &[ModelWeights], now: Instant) {
         let current: BTreeMap<usize, u64> = models.iter().map(|model| (model.id, model.bytes)).collect();
-        if current == self.known {
+        let on_gpu = |(id, bytes): (&usize, &u64)| (*id, *bytes > 0);
+        if current.iter().map(on_gpu).eq(self.known.iter().map(on_gpu)) {
+            // Only the sizes of workers have changed, because of the last reading.
+            self.known = current;
             return;
         }
         // The last reading counts the weights of a new model as other memory.
@@ -145,6 +148,15 @@ mod tests {
         assert_eq!(budget.free(0), Some(60));
         budget.read(&usage(30, 60), at + Duration::from_secs(2), &BTreeSet::from([OWN]));
         assert_eq!(budget.free(0), Some(60));
+    }
+
+    #[test]
+    fn another_size_of_a_worker_does_not_make_its_reading_outdated() {
+        let (mut budget, at) = read(None);
+        let later = at + Duration::from_secs(1);
+        budget.update(&weights(&[15, 20]), later + Duration::from_secs(1));
+        budget.read(&usage(45, 45), later, &BTreeSet::from([OWN]));
+        assert_eq!(budget.free(0), Some(45));
     }
 
     #[test]

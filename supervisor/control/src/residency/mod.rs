@@ -134,6 +134,12 @@ impl ResidencyTask {
         for &(index, action) in &decision.actions {
             sleepers[index].perform(action);
         }
+        for (index, sleeper) in sleepers.iter().enumerate() {
+            let waits = matches!(models[index].state, WeightsState::Asleep { wanted: Some(_) });
+            if waits && !decision.actions.iter().any(|(acted, _)| *acted == index) {
+                sleeper.served.pipeline.record_shortage();
+            }
+        }
         decision
     }
 
@@ -161,37 +167,47 @@ impl ResidencyTask {
             });
             budget.emulate(&workers.collect::<Vec<_>>());
         }
-        budget.free(self.gpus[gpu].facts().reserved())
+        let reserved = self.reserved(gpu, sleepers);
+        self.budgets[gpu].free(reserved)
     }
 
     /// Tells a model's pipeline the memory of its workers, which the model releases if they exit.
     fn measure(&self, gpu: usize, served: &Served) {
         let readings = self.readings.look();
         let usage = readings.get(gpu).and_then(Option::as_ref).and_then(|reading| reading.usage.as_ref());
-        let bytes = match self.gpus[gpu].is_real() {
-            true => usage.map(|usage| pids(served).iter().filter_map(|pid| usage.bytes_of(*pid)).sum()),
-            false => {
-                let ProcessMemory { context, weights, activations } = emulated_memory(served);
-                Some(context + weights + activations)
-            }
+        let report = served.report.borrow();
+        let bytes = match (self.gpus[gpu].is_real(), usage) {
+            (true, Some(usage)) => report.workers.iter().filter_map(|worker| worker.gpu_bytes(usage)).sum(),
+            (true, None) => 0,
+            (false, _) => served.model.copy_memory().map_or(0, |memory| memory.total()),
         };
-        bytes.into_iter().for_each(|bytes| served.pipeline.set_process_bytes(bytes));
+        drop(report);
+        // The driver lists a process only some time after its start.
+        if bytes > 0 {
+            served.pipeline.set_process_bytes(bytes);
+        }
     }
 
     /// Publishes the memory that a starting worker can get.
     fn publish(&self, gpu: usize, free: Option<i128>, sleepers: &[Sleeper<'_>]) {
-        let is_left = |sleeper: &&Sleeper<'_>| {
-            let idle = matches!(
+        let is_idle = |sleeper: &&Sleeper<'_>| {
+            matches!(
                 sleeper.residency().state,
                 WeightsState::Awake { load: AwakeLoad::Idle, .. } | WeightsState::InUse { leaves: true }
-            );
-            idle || sleeper.state.starts_worker
+            )
         };
-        let left: i128 = sleepers.iter().filter(is_left).map(|left| i128::from(left.state.bytes)).sum();
-        let reserved = i128::from(self.gpus[gpu].facts().reserved());
+        let idle: i128 = sleepers.iter().filter(is_idle).map(|idle| i128::from(idle.state.bytes)).sum();
+        let reserved = i128::from(self.reserved(gpu, sleepers));
         let available =
-            free.map(|free| u64::try_from((free + reserved + left).max(0)).unwrap_or(u64::MAX - 1));
+            free.map(|free| u64::try_from((free + reserved + idle).max(0)).unwrap_or(u64::MAX - 1));
         self.board.available[gpu].store(available.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the memory of workers that start or are about to start.
+    fn reserved(&self, gpu: usize, sleepers: &[Sleeper<'_>]) -> u64 {
+        let starting = sleepers.iter().filter(|sleeper| sleeper.state.starts_worker);
+        let starting: u64 = starting.map(|sleeper| sleeper.state.bytes).sum();
+        starting.max(self.gpus[gpu].facts().reserved())
     }
 
     /// Permits models to pin host memory as long as the limit allows it.
@@ -223,12 +239,12 @@ impl<'s> Sleeper<'s> {
     fn of(served: &'s Served) -> Option<Self> {
         let state = served.pipeline.sleep_state()?;
         let is_awake = !matches!(state.weights, WeightsState::Asleep { .. });
-        let stays = state.ends_worker && is_awake && served.model.sleep == SleepConfig::Never;
-        (!stays).then_some(Self { served, state })
+        let must_stay = state.ends_worker && is_awake && served.model.sleep == SleepConfig::Never;
+        (!must_stay).then_some(Self { served, state })
     }
 
     fn weights(&self) -> ModelWeights {
-        let sleeps = matches!(self.state.weights, WeightsState::Asleep { .. });
+        let sleeps = matches!(self.state.weights, WeightsState::Asleep { .. }) || self.state.starts_worker;
         ModelWeights { id: self.served.id, bytes: if sleeps { 0 } else { self.state.bytes } }
     }
 

@@ -102,7 +102,7 @@ impl Pipeline {
         let now = self.clock.now();
         self.change(|state| {
             state.gate = Gate::Shut(why.to_owned());
-            state.absence = None;
+            state.drop_absence();
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);

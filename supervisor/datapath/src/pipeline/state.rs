@@ -162,11 +162,7 @@ impl PipelineState {
         let wait = match rest {
             Some(SchedulerWait::Until(wait)) => Some(wait),
             Some(SchedulerWait::Idle) => None,
-            Some(SchedulerWait::NoLane) => {
-                self.announce_waiting();
-                None
-            }
-            Some(SchedulerWait::Asleep) => {
+            Some(SchedulerWait::NoLane | SchedulerWait::Asleep) => {
                 self.announce_waiting();
                 self.overdue_at()
             }
@@ -178,7 +174,7 @@ impl PipelineState {
 
     /// Returns the time at which the first request that waits for a model that sleeps is refused.
     fn overdue_at(&self) -> Option<Timestamp> {
-        let refuses = self.scheduler.refuses_overdue() && !self.is_worker_leaving();
+        let refuses = self.scheduler.refuses_overdue() && self.refuses_asleep();
         let deadline = self.scheduler.earliest_deadline().filter(|_| refuses);
         deadline.map(|deadline| deadline + OVERDUE_DELAY)
     }

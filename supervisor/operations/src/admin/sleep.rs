@@ -11,6 +11,9 @@ use super::ControlReply;
 /// The time within which a model must fall asleep or wake. A batch may have to end first.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The time within which a worker must start for a wake.
+const START_TIMEOUT: Duration = Duration::from_mins(10);
+
 /// Makes a model sleep or wakes it, and waits until this is complete.
 pub(super) async fn sleep(served: &Served, asleep: bool) -> Result<ControlReply, String> {
     let pipeline = &served.pipeline;
@@ -28,9 +31,11 @@ pub(super) async fn sleep(served: &Served, asleep: bool) -> Result<ControlReply,
         pipeline.order_wake();
     }
     let reached = |phase: &SleepPhase| *phase == wanted;
-    let changed = tokio::time::timeout(SLEEP_TIMEOUT, phase_rx.wait_for(reached)).await;
+    let starts = !asleep && before.ends_worker.is_some();
+    let limit = if starts { START_TIMEOUT } else { SLEEP_TIMEOUT };
+    let changed = tokio::time::timeout(limit, phase_rx.wait_for(reached)).await;
     if !matches!(changed, Ok(Ok(_))) {
-        let (seconds, state) = (SLEEP_TIMEOUT.as_secs(), if asleep { "asleep" } else { "awake" });
+        let (seconds, state) = (limit.as_secs(), if asleep { "asleep" } else { "awake" });
         return Err(format!(
             "the model is not {state} after {seconds} s; see its state in `shadowslice status` and the log"
         ));

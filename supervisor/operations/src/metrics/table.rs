@@ -25,7 +25,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge("shadowslice_model_asleep", "1 if the model's weights are not on the GPU; else 0.", |model| {
         one(model.status.sleep.is_some().then(|| f64::from(model.status.sleeps())))
     }),
-    counter("shadowslice_model_sleeps_total", "Times that the model released its weights.", |model| {
+    counter("shadowslice_model_sleeps_total", "Times that the model fell asleep.", |model| {
         one(model.status.sleep.as_ref().map(|sleep| sleep.sleeps as f64))
     }),
     summary(

@@ -70,7 +70,8 @@ impl Workers {
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
-        if matches!(self.processes.primary, Primary::Asleep) {
+        // A change by hand wakes the model. The policy has no reason to wake it.
+        if matches!(self.processes.primary, Primary::Asleep) && request.cause != Cause::Hand {
             let why = "the model sleeps; wake it first".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
@@ -87,10 +88,10 @@ impl Workers {
     /// 2. a hand-over to a worker that is ready
     /// 3. a hand-over to a standby that is still starting
     /// 4. a hand-over after the current one has ended
-    /// 5. a start of the model, if it is down
+    /// 5. a start of the model, if it is down or sleeps without a worker
     /// 6. a hand-over to a new shadow
     fn change_share(&mut self, request: ResizeRequest) {
-        let down = matches!(self.processes.primary, Primary::Down { .. });
+        let down = matches!(self.processes.primary, Primary::Down { .. } | Primary::Asleep);
         if self.relocator.is_ok() && !down && self.change.is_none() {
             return self.repartition(request);
         }
@@ -121,7 +122,7 @@ impl Workers {
         }
     }
 
-    /// Starts a model that is down again. Requests wait until the next worker is warm.
+    /// Starts a model without a worker again. Requests wait until the next worker is warm.
     fn revive(&mut self, request: ResizeRequest) {
         self.processes.restarts.reset();
         let from = self.share;

@@ -125,9 +125,11 @@ impl ThreadArena {
     ) -> Result<bool, CudaError> {
         let arena = self.0.lock();
         // SAFETY: the caller guarantees that no work uses the memory.
-        let saved = unsafe { arena.save(&KeptContent::All, false, None) }?;
+        let saved = unsafe { arena.save(&KeptContent::All, false, None) };
         // SAFETY: as above.
-        let loaded = unsafe { arena.save(&KeptContent::Loaded, false, None) }?;
+        let loaded = unsafe { arena.save(&KeptContent::Loaded, false, None) };
+        // Too little host memory for the attempt is no reason for a model not to sleep.
+        let (Ok(saved), Ok(loaded)) = (saved, loaded) else { return Ok(false) };
         arena.load(&loaded)?;
         arena.gpu.synchronize()?;
         let computed = computes();
@@ -135,6 +137,16 @@ impl ThreadArena {
             arena.load(&saved).and_then(|()| arena.gpu.synchronize())?;
         }
         computed
+    }
+
+    /// Frees the memory on the GPU again, after a [`restore`](Self::restore). The content of the last release
+    /// is still in host memory.
+    ///
+    /// # Safety
+    ///
+    /// All work on the GPU that uses the arena must have ended.
+    pub unsafe fn release_again(&self) {
+        self.0.lock().unmap_parts();
     }
 
     /// Brings the memory and its content back to the same addresses. Batches that start later wait for the
@@ -370,6 +382,16 @@ pub fn allocate(bytes: usize) -> ArenaOutcome<*mut c_void> {
     })
 }
 
+/// Frees memory of any arena after all work of the process on the GPU. As with `cudaFree`, streams may still
+/// use the memory.
+pub fn free_after_all_work(start: *mut c_void) {
+    OF_THREAD.with_borrow(|arena| {
+        // An error means that a stream records, which uses no memory yet, or that the GPU is lost.
+        arena.as_ref().and_then(|arena| arena.lock().gpu.synchronize_context().ok())
+    });
+    free(start);
+}
+
 /// Frees memory of any arena.
 pub fn free(start: *mut c_void) -> ArenaOutcome<()> {
     let address = start as u64;
@@ -377,5 +399,19 @@ pub fn free(start: *mut c_void) -> ArenaOutcome<()> {
     match arena.map(|arena| arena.lock().free(address)) {
         Some(true) => ArenaOutcome::Done(()),
         Some(false) | None => ArenaOutcome::NotOurs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_merge_if_the_gap_between_them_is_small() {
+        let ranges = [0..10, 10..20, 20 + MAX_GAP..30 + MAX_GAP, 40 + 3 * MAX_GAP..40 + 3 * MAX_GAP];
+        let ranges = ranges
+            .into_iter()
+            .chain([50 + 3 * MAX_GAP..60 + 3 * MAX_GAP, 55 + 3 * MAX_GAP..56 + 3 * MAX_GAP]);
+        assert_eq!(merged(ranges), [0..30 + MAX_GAP, 50 + 3 * MAX_GAP..60 + 3 * MAX_GAP]);
     }
 }

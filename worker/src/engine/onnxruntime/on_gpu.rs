@@ -423,6 +423,13 @@ impl Engine for GpuEngine {
         }
     }
 
+    fn check_release(&self) -> Result<(), String> {
+        match self.sessions.has_tensorrt() {
+            true => Err("TensorRT does not release the weights of its engines".to_owned()),
+            false => Ok(()),
+        }
+    }
+
     fn sleep_bytes(&self) -> Result<u64, String> {
         self.releasable_bytes()
     }

@@ -2,7 +2,7 @@
 
 use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
-use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
 use super::bound::{BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
@@ -69,6 +69,10 @@ impl Sessions {
         let has_shared_arena = scratch == Scratch::Shared;
         let sessions = Self { all, arenas, has_shared_arena, loader, phase, host_fallback_reason: None };
         Ok((sessions, signature))
+    }
+
+    pub(super) fn has_tensorrt(&self) -> bool {
+        self.loader.providers.iter().any(|provider| matches!(provider, ProviderSpec::TensorRt { .. }))
     }
 
     /// Returns the number of sessions.

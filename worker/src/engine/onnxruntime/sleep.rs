@@ -73,7 +73,7 @@ impl GpuEngine {
             self.gpu.synchronize().ok();
             // SAFETY: the copies and the batch of the proof have ended, and no other batch has started.
             unsafe {
-                self.arena.release(true, &self.kept_content()).ok();
+                self.arena.release_again();
                 self.sessions.weights_mut().release(&self.gpu, true).ok();
             }
         }
@@ -112,12 +112,12 @@ impl GpuEngine {
     /// number of sessions if all of them do. A session without a recording may store data there.
     fn try_without_scratch(&self) -> Result<Option<usize>, CudaError> {
         let sessions = self.sessions.count();
-        let is_recorded = |index| self.recorded_batches().any(|(bound, _)| bound.session.index == index);
+        let is_recorded = |index| self.all_recorded().any(|(bound, _)| bound.session.index == index);
         if !(0..sessions).all(is_recorded) {
             return Ok(None);
         }
         let outputs = || -> Result<Vec<_>, CudaError> {
-            self.recorded_batches().map(|(bound, recorded)| self.compute(bound, recorded, &[])).collect()
+            self.all_recorded().map(|(bound, recorded)| self.compute(bound, recorded, &[])).collect()
         };
         let before = outputs()?;
         // SAFETY: all batches have ended, and `outputs` waits for its batches.
@@ -137,8 +137,15 @@ impl GpuEngine {
         }
     }
 
+    /// Returns the recorded batches of the first slot.
     fn recorded_batches(&self) -> impl Iterator<Item = (&BoundBatch, &RecordedBatch)> {
-        self.bound.iter().filter(|bound| bound.slot == 0).filter_map(|bound| match &bound.how {
+        self.all_recorded().filter(|(bound, _)| bound.slot == 0)
+    }
+
+    /// Returns the recorded batches of all slots. The recordings of the same batch for partitions use the
+    /// same data of its session.
+    fn all_recorded(&self) -> impl Iterator<Item = (&BoundBatch, &RecordedBatch)> {
+        self.bound.iter().filter_map(|bound| match &bound.how {
             ExecutionMode::Recorded(recorded) => Some((bound, recorded)),
             ExecutionMode::Eager(_) => None,
         })

@@ -13,10 +13,10 @@ use shadowslice_shared::units::{Timestamp, ms};
 
 use super::{SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 use crate::pipeline::state::PipelineState;
-use crate::pipeline::workers::LaneEvent;
+use crate::pipeline::workers::{LaneEvent, PipelineLane};
 
 /// The expected time of a worker's start, until one has been measured.
-const START_TIME: Duration = Duration::from_secs(5);
+pub(super) const START_TIME: Duration = Duration::from_secs(5);
 
 /// A sleep without a worker.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(crate) struct Absence {
     pub(super) behind: Option<Timestamp>,
     /// The time of the order to wake, if there was one.
     woken: Option<Timestamp>,
+    /// True if there is no memory for a wake, although requests wait.
+    lacks_memory: bool,
     /// True if the deciding task knows that requests wait.
     pub(super) is_announced: bool,
 }
@@ -71,41 +73,89 @@ impl Absence {
 impl PipelineState {
     /// Records the exit of a worker. The model sleeps if this was the reason for the exit.
     pub(crate) fn record_exit(&mut self, worker: WorkerId, now: Timestamp) {
-        let Some(link) = self.link_mut(worker) else { return };
+        // If another worker serves, this exit does not leave the model without one.
+        let [link] = &self.links[..] else { return };
+        if link.worker != worker || self.scheduler.serving_lane().is_none_or(|lane| lane.worker != worker) {
+            return;
+        }
         let residency = &link.residency;
         let (Some(cause), Err(why)) = (residency.exits_for(), residency.bytes.clone()) else { return };
         let (bytes, behind) = (residency.process_bytes, residency.behind);
         let wake_time = self.start_time.unwrap_or(START_TIME);
-        let (since, woken, is_announced) = (now, None, false);
-        self.absence = Some(Absence { cause, since, bytes, why, wake_time, behind, woken, is_announced });
+        self.absence = Some(Absence {
+            cause,
+            since: now,
+            bytes,
+            why,
+            wake_time,
+            behind,
+            woken: None,
+            lacks_memory: false,
+            is_announced: false,
+        });
         self.stats.sleep.sleeps += 1;
+        self.stats.sleep.last_sleep_time = None;
         tracing::debug!(model = &*self.name, ?cause, "the model sleeps without a worker");
         self.residency.changed.notify_one();
     }
 
-    /// Returns true if a worker exits for a sleep. Requests then wait for the start of the next worker, even
-    /// past their deadlines.
-    pub(crate) fn is_worker_leaving(&self) -> bool {
-        self.links.iter().any(|link| link.residency.exits_for().is_some())
+    /// Returns true if requests are refused after their deadlines, because the model sleeps and has no memory
+    /// to wake. If a worker exits or starts, requests wait for the start.
+    pub(crate) fn refuses_asleep(&self) -> bool {
+        if let Some(absence) = &self.absence {
+            return absence.lacks_memory;
+        }
+        self.scheduler.serving_lane().is_some_and(PipelineLane::sleeps)
+            && !self.links.iter().any(|link| link.residency.is_leaving())
+    }
+
+    /// Records that the model cannot wake for the requests that wait.
+    pub(super) fn record_shortage(&mut self, now: Timestamp) {
+        if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_none()) {
+            absence.lacks_memory = true;
+            self.dispatch(now);
+        }
+    }
+
+    /// Records that there is no memory for the worker that should start. The deciding task orders the start
+    /// again when there is.
+    pub(super) fn await_memory(&mut self) {
+        if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_some()) {
+            (absence.woken, absence.is_announced, absence.lacks_memory) = (None, false, true);
+            self.residency.changed.notify_one();
+            self.publish_sleep();
+        }
     }
 
     /// Orders the start of a worker for a model that sleeps without one.
     pub(super) fn recall(&mut self, now: Timestamp) {
         let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_none()) else { return };
-        absence.woken = Some(now);
+        (absence.woken, absence.lacks_memory) = (Some(now), false);
         self.report(LaneEvent::Recalled);
         self.publish_sleep();
     }
 
-    /// Records that a worker serves, or that the model refuses requests.
+    /// Records that a worker serves. It is the model's turn until the worker has answered the requests that
+    /// wait.
     pub(crate) fn end_absence(&mut self, now: Timestamp) {
-        let Some(Absence { woken, .. }) = self.absence.take() else { return };
-        if let Some(woken) = woken {
-            let took = now.since(woken);
-            self.start_time = Some(took);
-            self.stats.sleep.record_wake(took);
-            tracing::debug!(model = &*self.name, took_ms = ms(took), "the model is awake");
+        let Some(Absence { woken, bytes, wake_time, .. }) = self.absence.take() else { return };
+        let took = woken.map_or(wake_time, |woken| now.since(woken));
+        self.start_time = Some(took);
+        self.stats.sleep.record_wake(took);
+        let owed = self.scheduler.queued();
+        if let Some((link, _)) = self.serving() {
+            link.residency.begin_turn(took, owed, bytes, now);
         }
+        tracing::debug!(model = &*self.name, took_ms = ms(took), "the model is awake");
         self.residency.changed.notify_one();
+    }
+
+    /// Forgets a sleep without a worker, because the model refuses requests.
+    pub(crate) fn drop_absence(&mut self) {
+        self.is_wake_ordered = false;
+        if self.absence.take().is_some() {
+            self.residency.changed.notify_one();
+            self.publish_sleep();
+        }
     }
 }

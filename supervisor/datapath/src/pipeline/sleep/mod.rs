@@ -21,6 +21,7 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, watch};
 
 use super::Pipeline;
+use super::state::PipelineState;
 pub(crate) use absence::Absence;
 pub(crate) use weights::Residency;
 
@@ -128,7 +129,8 @@ impl Pipeline {
     ///
     /// Returns the reason why the model does not sleep.
     pub fn interrupt(&self, behind: Timestamp) -> Result<(), String> {
-        self.change(|state| state.interrupt(behind))
+        let now = self.now();
+        self.change(|state| state.interrupt(behind, now))
     }
 
     /// Wakes the model if it sleeps. Requests that wait for it are sent at once.
@@ -148,6 +150,17 @@ impl Pipeline {
     /// Returns a receiver of the phase of the model's sleep.
     pub fn sleep_phase(&self) -> watch::Receiver<SleepPhase> {
         self.state.lock().sleep_tx.subscribe()
+    }
+
+    /// Records that the model cannot wake for the requests that wait, because other models use the memory.
+    pub fn record_shortage(&self) {
+        let now = self.now();
+        self.change(|state| state.record_shortage(now));
+    }
+
+    /// Makes a model that sleeps without a worker wait for memory again, because a worker cannot start.
+    pub fn await_memory(&self) {
+        self.change(PipelineState::await_memory);
     }
 
     /// Returns true if the model sleeps without a worker, or wakes after such a sleep.

@@ -11,7 +11,7 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::wake_time;
 use shadowslice_shared::units::{Timestamp, ms};
 
-use super::absence::Absence;
+use super::absence::{Absence, START_TIME};
 use super::{SleepCause, SleepPhase, SleepReport, SleepState};
 use crate::pipeline::state::PipelineState;
 use crate::pipeline::workers::{LaneEvent, PipelineLane, WorkerLink};
@@ -67,7 +67,7 @@ pub(crate) struct Residency {
 impl Residency {
     /// Creates the state of a worker whose weights are loaded.
     pub(crate) fn new(bytes: Result<u64, String>, now: Timestamp) -> Self {
-        let wake_time = wake_time(*bytes.as_ref().unwrap_or(&0));
+        let wake_time = bytes.as_ref().map_or(START_TIME, |bytes| wake_time(*bytes));
         let weights = WorkerWeights::Awake { since: now };
         let process_bytes = 0;
         Self {
@@ -94,6 +94,20 @@ impl Residency {
             WorkerWeights::FallingAsleep { cause } if self.bytes.is_err() => Some(cause),
             _ => None,
         }
+    }
+
+    /// Returns true if the worker is about to exit for a sleep.
+    pub(super) fn is_leaving(&self) -> bool {
+        let sleeps =
+            matches!(self.weights, WorkerWeights::Draining { .. } | WorkerWeights::FallingAsleep { .. });
+        sleeps && self.bytes.is_err()
+    }
+
+    /// Records that the worker has started for a wake, while this number of requests waited. `bytes` is the
+    /// memory of the worker before it.
+    pub(super) fn begin_turn(&mut self, wake_time: Duration, owed: usize, bytes: u64, now: Timestamp) {
+        self.weights = WorkerWeights::Awake { since: now };
+        (self.wake_time, self.owed, self.process_bytes) = (wake_time, owed, bytes);
     }
 
     fn phase(&self) -> SleepPhase {
@@ -166,8 +180,10 @@ impl PipelineState {
 
     /// Makes the model sleep although requests wait for it. It wakes only after models whose requests have
     /// this deadline.
-    pub(super) fn interrupt(&mut self, behind: Timestamp) -> Result<(), String> {
+    pub(super) fn interrupt(&mut self, behind: Timestamp, now: Timestamp) -> Result<(), String> {
         self.sleep(SleepCause::Pressure, false)?;
+        // The other model wakes at once. It must not stay ahead of later requests for long.
+        let behind = behind.min(now + self.scheduler.slo());
         if let Some((link, _)) = self.serving() {
             link.residency.behind = Some(behind);
         }
@@ -346,8 +362,8 @@ impl PipelineState {
         let queued = self.scheduler.earliest_deadline();
         let behind = self.absence.as_ref().map(|absence| absence.behind);
         let behind = behind.or(self.serving().map(|(link, _)| link.residency.behind)).flatten();
-        let wanted = queued.or(self.is_wake_ordered.then_some(now));
-        let wanted = wanted.map(|deadline| wanted_by(deadline, behind));
+        let wanted = queued.map(|deadline| wanted_by(deadline, behind));
+        let wanted = wanted.or(self.is_wake_ordered.then_some(now));
         if let Some(absence) = &mut self.absence {
             return Some(absence.state(wanted));
         }

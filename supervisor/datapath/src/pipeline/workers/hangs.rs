@@ -63,7 +63,7 @@ impl PipelineState {
         if front.is_some_and(|front| front.requests.iter().any(is_suspect)) {
             self.refuse_all_overdue(RefusalReason::Overdue, now);
         }
-        if self.scheduler.serving_lane().is_some_and(PipelineLane::sleeps) && !self.is_worker_leaving() {
+        if self.refuses_asleep() {
             self.refuse_all_overdue(RefusalReason::Asleep, now);
         }
     }

@@ -49,7 +49,7 @@ pub struct LaneWorker {
     /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
     /// The GPU memory that the worker releases while the model sleeps in bytes, or the reason why the
-    /// model cannot sleep.
+    /// worker must exit for a sleep.
     pub sleep: Result<u64, String>,
 }
 

@@ -85,7 +85,7 @@ impl RuleChecker {
         }
     }
 
-    fn refusal(&self, request: &ResizeRequest, step: &Step<'_>) -> Option<&'static str> {
+    pub(super) fn refusal(&self, request: &ResizeRequest, step: &Step<'_>) -> Option<&'static str> {
         let share = request.share;
         let same = self.is_in_force(share, step);
         let wrong = !self.before.partitioned
@@ -101,7 +101,7 @@ impl RuleChecker {
             (self.settings.handover == HandoverMode::Never && !(self.down && same), "never"),
             (self.before.busy, "busy"),
             (!self.before.reference_written, "not serving"),
-            (self.was_asleep, "not serving"),
+            (self.was_asleep && request.cause != Cause::Hand, "not serving"),
             (wrong, "wrong"),
             (same && !self.down, "in force"),
         ];

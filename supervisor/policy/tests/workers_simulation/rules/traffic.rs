@@ -179,8 +179,14 @@ impl RuleChecker {
             self.note(if sleeps { "a model sleeps without a worker" } else { "a model cannot sleep now" });
         }
         let starts = step.actions.iter().any(|action| matches!(action, Action::Start(_)));
-        let wakes = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Wake));
-        rule(!self.was_asleep || sleeps || wakes, "only a wake ends a sleep")?;
+        let wakes = match step.stimulus {
+            Stimulus::LifecycleEvent(LifecycleEvent::Wake) => true,
+            Stimulus::LifecycleEvent(LifecycleEvent::Resize { request, .. }) => {
+                self.refusal(request, step).is_none()
+            }
+            _ => false,
+        };
+        rule(!self.was_asleep || sleeps || wakes, "only a wake or a change by hand ends a sleep")?;
         rule(!self.was_asleep || starts == wakes, "a wake starts a worker, and nothing else does")
     }
 
