@@ -92,6 +92,27 @@ class PythonSleep(unittest.TestCase):
             self.assertEqual(server.model(other)["workers"], [])
         self.assertGreaterEqual(server.model("p")["sleep"]["wakes"], 2)
 
+    def test_models_with_queues_answer_them_before_they_yield(self):
+        server = self.start({"p": "sleep: on-pressure", "q": "sleep: on-pressure", "memory": ", memory: 300Mi"})
+        begun = {model: server.model(model)["sleep"]["wakes"] for model in "pq"}
+        asked = [threading.Thread(target=server.infer, args=[model]) for model in "pq" * 20]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join()
+        for model in "pq":
+            status = server.model(model)
+            self.assertEqual(status["requests"]["succeeded"], 20, status["requests"])
+            self.assertLessEqual(status["sleep"]["wakes"] - begun[model], 2, "a start for each turn")
+
+    def test_a_change_of_the_share_by_hand_wakes_the_model(self):
+        server = self.start({"p": "handover: shadow"})
+        server.command("sleep", "p")
+        server.command("resize", "p", "50")
+        model = server.model("p")
+        self.assertEqual((model["share_percent"], model["sleep"]["phase"]), (50, "awake"))
+        server.infer("p")
+
     def test_orders_reloads_and_deaths_around_a_sleep_lose_nothing(self):
         server = self.start({"p": ""})
         self.assertIn("p is asleep", server.command("sleep", "p"))

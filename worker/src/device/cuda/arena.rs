@@ -128,7 +128,7 @@ impl ThreadArena {
         let saved = unsafe { arena.save(&KeptContent::All, false, None) };
         // SAFETY: as above.
         let loaded = unsafe { arena.save(&KeptContent::Loaded, false, None) };
-        // Too little host memory for the attempt is no reason for a model not to sleep.
+        // Without enough host memory for the attempt, the model sleeps with all its content.
         let (Ok(saved), Ok(loaded)) = (saved, loaded) else { return Ok(false) };
         arena.load(&loaded)?;
         arena.gpu.synchronize()?;

@@ -33,7 +33,7 @@ pub(crate) struct Absence {
     pub(super) behind: Option<Timestamp>,
     /// The time of the order to wake, if there was one.
     woken: Option<Timestamp>,
-    /// True if there is no memory for a wake, although requests wait.
+    /// True if the GPU has too little memory for a wake, although requests wait.
     lacks_memory: bool,
     /// True if the deciding task knows that requests wait.
     pub(super) is_announced: bool,
@@ -111,13 +111,14 @@ impl PipelineState {
 
     /// Records that the model cannot wake for the requests that wait.
     pub(super) fn record_shortage(&mut self, now: Timestamp) {
-        if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_none()) {
-            absence.lacks_memory = true;
+        let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_none()) else { return };
+        // A dispatch can cause the next decision, so only the first record sets the alarm.
+        if !std::mem::replace(&mut absence.lacks_memory, true) {
             self.dispatch(now);
         }
     }
 
-    /// Records that there is no memory for the worker that should start. The deciding task orders the start
+    /// Records that the GPU has too little memory for the worker that should start. The deciding task orders the start
     /// again when there is.
     pub(super) fn await_memory(&mut self) {
         if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_some()) {

@@ -59,7 +59,7 @@ impl RuleChecker {
 
     pub(super) fn starts_in_time(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let by_hand = self.down && !matches!(step.stimulus, Stimulus::Timer { .. });
-        let wakes = *step.stimulus == Stimulus::LifecycleEvent(LifecycleEvent::Wake);
+        let wakes = self.was_asleep && !matches!(step.stimulus, Stimulus::Timer { .. });
         let again = launch.low_priority || by_hand || wakes || step.workers.failures_in_a_row() == 0;
         rule(again || step.now >= self.deaths.not_before, "the delay doubles with each death in a row")
     }

@@ -131,7 +131,7 @@ impl RuleChecker {
             Action::Report(LifecycleReport::Begun(begun, shadow)) if begun == request => Some(*shadow),
             _ => None,
         });
-        if self.before.partitioned && !self.down {
+        if self.before.partitioned && !self.down && !self.was_asleep {
             return rule(begun.is_none(), "a share that is a partition changes inside the worker");
         }
         let ready = self.workers.values().any(|seen| {

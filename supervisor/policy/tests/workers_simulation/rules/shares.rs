@@ -2,7 +2,7 @@
 //! have this share.
 
 use shadowslice_policy::workers::{
-    Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
+    Action, ChangeMechanism, ChangeReport, Failover, LifecycleEvent, ResizeRefused, ResizeRequest, Settings,
 };
 use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::ids::WorkerId;
@@ -155,6 +155,11 @@ impl RuleChecker {
 
     /// Records the start of a primary worker with this share.
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
+        let by_hand = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Resize { .. }));
+        if self.was_asleep && by_hand {
+            self.shares.revives();
+            self.shares.in_force = share;
+        }
         if self.down {
             if matches!(step.stimulus, Stimulus::Timer { .. }) {
                 self.note("a model that was given up restarts by itself");
