@@ -40,8 +40,8 @@ class SleepServer(Server):
     def configuration(self, models):
         (self.folder / "doubled.py").write_text(MODEL)
         (self.folder / "profile.yaml").write_text(PROFILE)
-        memory = models.pop("memory", "")
-        keys = "path: doubled.py, profile: profile.yaml, slo: 5s, batch: {max: 1}"
+        memory, slo = models.pop("memory", ""), models.pop("slo", "5s")
+        keys = f"path: doubled.py, profile: profile.yaml, slo: {slo}, batch: {{max: 1}}"
         lines = super().configuration({}).replace("sms: 132}", f"sms: 132{memory}}}")
         return lines + "".join(f"  - {{name: {name}, {keys}, {rest}}}\n" for name, rest in models.items())
 
@@ -85,7 +85,9 @@ class PythonSleep(unittest.TestCase):
             self.assertGreater(model["sleep"]["last_wake_ms"], 50)
 
     def test_models_take_turns_with_the_memory_of_their_workers(self):
-        server = self.start({"p": "sleep: on-pressure", "q": "sleep: on-pressure", "memory": ", memory: 300Mi"})
+        models = {"p": "sleep: on-pressure", "q": "sleep: on-pressure", "memory": ", memory: 300Mi"}
+        # A request waits past this deadline, because another worker must exit and one must start.
+        server = self.start(models | {"slo": "50ms"})
         for model, other in [("p", "q"), ("q", "p")] * 3:
             server.infer(model)
             wait_until(lambda: server.sleeps(other))

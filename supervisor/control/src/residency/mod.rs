@@ -134,12 +134,7 @@ impl ResidencyTask {
         for &(index, action) in &decision.actions {
             sleepers[index].perform(action);
         }
-        for (index, sleeper) in sleepers.iter().enumerate() {
-            let waits = matches!(models[index].state, WeightsState::Asleep { wanted: Some(_) });
-            if waits && !decision.actions.iter().any(|(acted, _)| *acted == index) {
-                sleeper.served.pipeline.record_shortage();
-            }
-        }
+        record_shortage(&sleepers, &models, &decision);
         decision
     }
 
@@ -220,6 +215,20 @@ impl ResidencyTask {
                 left -= state.bytes;
             }
             served.pipeline.set_pins(fits);
+        }
+    }
+}
+
+/// Tells the models that wait for memory that none of it is becoming free.
+fn record_shortage(sleepers: &[Sleeper<'_>], models: &[ModelResidency], decision: &ResidencyDecision) {
+    let leaves = models.iter().any(|model| model.state == WeightsState::InUse { leaves: true });
+    if leaves || decision.actions.iter().any(|(_, action)| *action != ResidencyAction::Wake) {
+        return;
+    }
+    for (index, (sleeper, model)) in sleepers.iter().zip(models).enumerate() {
+        let waits = matches!(model.state, WeightsState::Asleep { wanted: Some(_) });
+        if waits && !decision.actions.iter().any(|(acted, _)| *acted == index) {
+            sleeper.served.pipeline.record_shortage();
         }
     }
 }

@@ -118,8 +118,8 @@ impl PipelineState {
         }
     }
 
-    /// Records that the GPU has too little memory for the worker that should start. The deciding task orders the start
-    /// again when there is.
+    /// Records that the GPU has too little memory for the worker that should start. The deciding task orders
+    /// the start again when there is.
     pub(super) fn await_memory(&mut self) {
         if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_some()) {
             (absence.woken, absence.is_announced, absence.lacks_memory) = (None, false, true);
