@@ -232,8 +232,10 @@ impl Instance {
         let Self { served, route, mut holds, watching, drain, .. } = self;
         let Served { model, pipeline, orders, .. } = served;
         drop(route);
-        // The task that decides about sleep does not know this instance any longer.
-        pipeline.wake();
+        // The task that decides about sleep no longer knows this instance.
+        if pipeline.load().1 > 0 {
+            pipeline.wake();
+        }
         let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
             if tokio::time::timeout(ANSWER_TIMEOUT, holds.released()).await.is_err() {

@@ -121,8 +121,10 @@ impl ResidencyTask {
     }
 
     fn decide_on(&mut self, gpu: usize, served: &[&Served]) -> ResidencyDecision {
-        served.iter().for_each(|served| self.measure(gpu, served));
-        let sleepers: Vec<Sleeper<'_>> = served.iter().filter_map(|served| Sleeper::of(served)).collect();
+        let mut sleepers: Vec<Sleeper<'_>> = served.iter().filter_map(|served| Sleeper::of(served)).collect();
+        sleepers.iter_mut().filter(|sleeper| sleeper.state.ends_worker).for_each(|sleeper| {
+            self.measure(gpu, sleeper);
+        });
         let free = self.free(gpu, served, &sleepers);
         let models: Vec<ModelResidency> = sleepers.iter().map(Sleeper::residency).collect();
         let now = self.clock.now();
@@ -166,19 +168,21 @@ impl ResidencyTask {
         self.budgets[gpu].free(reserved)
     }
 
-    /// Tells a model's pipeline the memory of its workers, which the model releases if they exit.
-    fn measure(&self, gpu: usize, served: &Served) {
+    /// Updates the memory of a model's worker, which the model releases if the worker exits.
+    fn measure(&self, gpu: usize, Sleeper { served, state }: &mut Sleeper<'_>) {
         let readings = self.readings.look();
         let usage = readings.get(gpu).and_then(Option::as_ref).and_then(|reading| reading.usage.as_ref());
-        let report = served.report.borrow();
+        let of_workers = |usage| -> u64 {
+            served.report.borrow().workers.iter().filter_map(|worker| worker.gpu_bytes(usage)).sum()
+        };
         let bytes = match (self.gpus[gpu].is_real(), usage) {
-            (true, Some(usage)) => report.workers.iter().filter_map(|worker| worker.gpu_bytes(usage)).sum(),
+            (true, Some(usage)) => of_workers(usage),
             (true, None) => 0,
             (false, _) => served.model.copy_memory().map_or(0, |memory| memory.total()),
         };
-        drop(report);
-        // The driver lists a process only some time after its start.
-        if bytes > 0 {
+        // The memory of a worker that starts is not complete yet, and the driver lists the worker late.
+        if bytes > state.bytes || (bytes > 0 && matches!(state.weights, WeightsState::Awake { .. })) {
+            state.bytes = bytes;
             served.pipeline.set_process_bytes(bytes);
         }
     }
@@ -219,16 +223,14 @@ impl ResidencyTask {
     }
 }
 
-/// Tells the models that wait for memory that none of it is becoming free.
+/// Tells the models that wait for memory whether some is becoming free.
 fn record_shortage(sleepers: &[Sleeper<'_>], models: &[ModelResidency], decision: &ResidencyDecision) {
-    let leaves = models.iter().any(|model| model.state == WeightsState::InUse { leaves: true });
-    if leaves || decision.actions.iter().any(|(_, action)| *action != ResidencyAction::Wake) {
-        return;
-    }
+    let leaves = models.iter().any(|model| model.state == WeightsState::InUse { leaves: true })
+        || decision.actions.iter().any(|(_, action)| *action != ResidencyAction::Wake);
     for (index, (sleeper, model)) in sleepers.iter().zip(models).enumerate() {
         let waits = matches!(model.state, WeightsState::Asleep { wanted: Some(_) });
         if waits && !decision.actions.iter().any(|(acted, _)| *acted == index) {
-            sleeper.served.pipeline.record_shortage();
+            sleeper.served.pipeline.record_shortage(!leaves);
         }
     }
 }

@@ -112,8 +112,8 @@ pub fn decide(free: i128, models: &[ModelResidency], now: Timestamp) -> Residenc
     decision.decision
 }
 
-/// Returns the time by which a model that sleeps should wake for requests of this deadline. `behind` is that
-/// of [`ResidencyAction::Interrupt`], if the model was interrupted.
+/// Returns the deadline of the wake for requests of this deadline. `behind` is that of
+/// [`ResidencyAction::Interrupt`], if the model was interrupted.
 pub fn wanted_by(deadline: Timestamp, behind: Option<Timestamp>) -> Timestamp {
     let after = behind.map(|behind| behind + Duration::from_nanos(1));
     after.map_or(deadline, |after| deadline.max(after))

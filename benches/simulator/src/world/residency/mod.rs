@@ -26,7 +26,7 @@ use crate::time::{at_ns, ns, timestamp};
 /// The longest time between two decisions, as in the supervisor.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The flags by which models cause decisions about sleep.
+/// The flags that models set if a decision about sleep is due.
 #[derive(Debug, Default)]
 pub(super) struct SleepFlags {
     /// True if a decision is due.

@@ -109,11 +109,11 @@ impl PipelineState {
             && !self.links.iter().any(|link| link.residency.is_leaving())
     }
 
-    /// Records that the model cannot wake for the requests that wait.
-    pub(super) fn record_shortage(&mut self, now: Timestamp) {
+    /// Records whether the model can wake for the requests that wait.
+    pub(super) fn record_shortage(&mut self, lacks_memory: bool, now: Timestamp) {
         let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_none()) else { return };
         // A dispatch can cause the next decision, so only the first record sets the alarm.
-        if !std::mem::replace(&mut absence.lacks_memory, true) {
+        if !std::mem::replace(&mut absence.lacks_memory, lacks_memory) && lacks_memory {
             self.dispatch(now);
         }
     }
@@ -122,7 +122,7 @@ impl PipelineState {
     /// the start again when there is.
     pub(super) fn await_memory(&mut self) {
         if let Some(absence) = self.absence.as_mut().filter(|absence| absence.woken.is_some()) {
-            (absence.woken, absence.is_announced, absence.lacks_memory) = (None, false, true);
+            (absence.woken, absence.is_announced) = (None, false);
             self.residency.changed.notify_one();
             self.publish_sleep();
         }

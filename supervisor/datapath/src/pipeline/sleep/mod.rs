@@ -152,10 +152,11 @@ impl Pipeline {
         self.state.lock().sleep_tx.subscribe()
     }
 
-    /// Records that the model cannot wake for the requests that wait, because other models use the memory.
-    pub fn record_shortage(&self) {
+    /// Records whether other models use the memory that this model needs to wake, and none of it is becoming
+    /// free.
+    pub fn record_shortage(&self, lacks_memory: bool) {
         let now = self.now();
-        self.change(|state| state.record_shortage(now));
+        self.change(|state| state.record_shortage(lacks_memory, now));
     }
 
     /// Makes a model that sleeps without a worker wait for memory again, because a worker cannot start.

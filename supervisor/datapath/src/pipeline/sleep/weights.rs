@@ -205,7 +205,9 @@ impl PipelineState {
         if only_idle && (queued > 0 || !lane.is_empty()) {
             return Err("requests have arrived".to_owned());
         }
-        let (worker, wake_time) = (link.worker, link.residency.wake_time);
+        // Requests wait for the start of another worker, however long it takes.
+        let wake_time = link.residency.bytes.as_ref().map_or(Duration::ZERO, |_| link.residency.wake_time);
+        let worker = link.worker;
         link.residency.weights = WorkerWeights::Draining { cause };
         link.residency.is_announced = false;
         link.residency.behind = None;

@@ -160,7 +160,7 @@ async fn requests_are_refused_if_there_is_no_memory_for_another_worker() {
     let (mut stage, worker, early) = leaving().await;
     drop(worker);
     while stage.event().await != LaneEvent::Gone(WorkerId(1)) {}
-    stage.pipeline.record_shortage();
+    stage.pipeline.record_shortage(true);
     refuse_overdue(&stage);
     let refused = early.await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("other models use the GPU memory"), "{refused}");
