@@ -28,7 +28,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// The version of these messages. Every change to them increments it.
-pub const PROTOCOL: u32 = 15;
+pub const PROTOCOL: u32 = 16;
 
 /// The numbers of the file descriptors that a worker inherits.
 pub mod descriptors {

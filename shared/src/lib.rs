@@ -11,6 +11,7 @@ pub mod errors;
 pub mod exit;
 pub mod frame;
 pub mod groups;
+pub mod hold;
 pub mod ids;
 pub mod members;
 pub mod model_cache;

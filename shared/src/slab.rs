@@ -10,6 +10,7 @@
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use nix::errno::Errno;
@@ -18,6 +19,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
+
+use crate::hold::{HOLD_BYTES, HoldWord};
 
 /// The alignment of tensors in a slab, in bytes: the size of the widest vector registers.
 pub const ALIGNMENT: u64 = 64;
@@ -86,7 +89,7 @@ pub enum CopyError {
 }
 
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: u64,
 }
@@ -100,12 +103,28 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: BorrowedFd<'_>, bytes: u64, access: ProtFlags) -> Result<Self, SlabError> {
+        Self::of_range(file, 0, bytes, access)
+    }
+
+    /// Maps `bytes` bytes at `offset`, which is a multiple of the page size. Any process may write there.
+    pub(crate) fn writable_at(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<Self, SlabError> {
+        check_size(file, offset.saturating_add(bytes))?;
+        Self::of_range(file, offset, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
+    }
+
+    fn of_range(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        access: ProtFlags,
+    ) -> Result<Self, SlabError> {
         let failed = |source| SlabError::Map { bytes, source };
         let length = usize::try_from(bytes).ok().and_then(NonZeroUsize::new);
         let length = length.ok_or(failed(Errno::EINVAL))?;
+        let offset = i64::try_from(offset).map_err(|_| failed(Errno::EOVERFLOW))?;
         // SAFETY: a new mapping at an address that the kernel chooses does not affect other mappings.
         // The caller has checked or set the file's size and sealed the file, so no access can fault.
-        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0) }.map_err(failed)?;
+        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, offset) }.map_err(failed)?;
         Ok(Self { start: start.cast(), bytes })
     }
 
@@ -142,6 +161,15 @@ impl Mapping {
             bytes.set_len(len);
         }
         Ok(bytes)
+    }
+}
+
+impl Mapping {
+    /// Returns the first word of the mapping, which must be writable.
+    pub(crate) fn word(&self) -> &AtomicU32 {
+        // SAFETY: the mapping is page-aligned, and not empty. All processes access the word only through
+        // atomic operations.
+        unsafe { self.start.cast::<AtomicU32>().as_ref() }
     }
 }
 
@@ -264,25 +292,33 @@ impl ReadableSlab {
     }
 }
 
-/// A slab that a worker writes and that the supervisor creates and reads.
+/// A slab that a worker writes and that the supervisor creates and reads. After the slab, its file contains
+/// the worker's [hold word](crate::hold).
 #[derive(Debug)]
 pub struct AnswerSlab {
     file: MemoryFile,
     mapping: Mapping,
+    hold: Arc<HoldWord>,
 }
 
 impl AnswerSlab {
     /// Creates a slab of `bytes` bytes, which this process only reads.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
-        let file = MemoryFile::create(name, bytes)?;
+        let file = MemoryFile::create(name, HoldWord::offset(bytes).saturating_add(HOLD_BYTES))?;
         file.seal(fixed_size())?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ)?;
-        Ok(Self { file, mapping })
+        let hold = HoldWord::map(file.fd.as_fd(), bytes).map(Arc::new)?;
+        Ok(Self { file, mapping, hold })
     }
 
     /// Returns the size of the slab in bytes.
     pub fn bytes(&self) -> u64 {
-        self.file.bytes
+        self.mapping.bytes
+    }
+
+    /// Returns the hold word of the worker that writes the slab.
+    pub fn hold_word(&self) -> &Arc<HoldWord> {
+        &self.hold
     }
 
     /// Copies bytes out of the slab. The offset comes from a worker, so the function checks that the
@@ -302,14 +338,20 @@ impl AsFd for AnswerSlab {
 #[derive(Debug)]
 pub struct AnswerWriter {
     mapping: Mapping,
+    hold: Arc<HoldWord>,
 }
 
 impl AnswerWriter {
-    /// Maps the first `bytes` bytes of `file`, which may be longer.
+    /// Maps the file of a slab of `bytes` bytes.
     pub fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, SlabError> {
-        check_size(file, bytes)?;
+        let hold = HoldWord::map(file, bytes).map(Arc::new)?;
         let mapping = Mapping::new(file, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        Ok(Self { mapping })
+        Ok(Self { mapping, hold })
+    }
+
+    /// Returns the worker's hold word.
+    pub fn hold_word(&self) -> &Arc<HoldWord> {
+        &self.hold
     }
 
     /// Returns the start of the mapping and its size in bytes. A device that writes to the mapping
@@ -389,7 +431,7 @@ mod tests {
     #[test]
     fn an_inheriting_process_can_neither_write_nor_shrink_a_request_slab() {
         let slab = WritableSlab::create("test", 8192).unwrap();
-        assert!(matches!(AnswerWriter::map(slab.as_fd(), 8192), Err(SlabError::Map { .. })));
+        assert!(matches!(Mapping::writable_at(slab.as_fd(), 0, 8192), Err(SlabError::Map { .. })));
         assert_eq!(ftruncate(slab.as_fd(), 0), Err(Errno::EPERM));
     }
 
