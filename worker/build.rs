@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    for name in ["cudaMalloc", "cudaFree", "cublasCreate_v2", "cublasDestroy_v2"] {
+    for name in ["cudaMalloc", "cudaFree", "cublasCreate_v2", "cublasDestroy_v2", "cublasSetStream_v2"] {
         println!("cargo::rustc-link-arg-bins=-Wl,--undefined={name},--export-dynamic-symbol={name}");
     }
 }

@@ -1,8 +1,10 @@
 //! The slots of the response slab. The answers of batches are written to these slots part by part.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use shadowslice_shared::batch::{Extent, RunFailure};
+use shadowslice_shared::hold::HoldWord;
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
 /// The response slab, which is divided into slots of equal size.
@@ -15,6 +17,11 @@ pub struct AnswerSlots {
 impl AnswerSlots {
     pub fn new(writer: AnswerWriter, slot_bytes: u64) -> Self {
         Self { writer, slot_bytes }
+    }
+
+    /// Returns the word with which the supervisor holds the worker's batches.
+    pub fn hold_word(&self) -> &Arc<HoldWord> {
+        self.writer.hold_word()
     }
 
     pub fn slot(&self, slot: u8) -> AnswerSlot<'_> {

@@ -24,15 +24,27 @@ const RUNTIMES: [&CStr; 2] = [c"libcudart.so.13", c"libcudart.so.12"];
 /// The names of cuBLAS, by version.
 const CUBLAS: [&CStr; 2] = [c"libcublas.so.13", c"libcublas.so.12"];
 
+/// The size of cuBLAS's workspace in bytes: its own default for Hopper GPUs.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
 /// A library's own function with one argument.
 type Unary = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// A library's own function with two arguments.
 type Binary = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 
+/// cuBLAS's own function that sets the stream of a handle.
+type SetStream = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+
+/// cuBLAS's own function that sets the workspace of a handle.
+type SetWorkspace = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
+
 thread_local! {
     /// The cuBLAS handle of this thread's model, and the number of sessions that use it.
     static HANDLE: Cell<(*mut c_void, usize)> = const { Cell::new((null_mut(), 0)) };
+
+    /// The workspace of this handle, or null if it has none yet.
+    static WORKSPACE: Cell<*mut c_void> = const { Cell::new(null_mut()) };
 }
 
 /// Returns a library's own function, or `None` if the library is not loaded.
@@ -127,6 +139,35 @@ unsafe extern "C" fn cublasDestroy_v2(handle: *mut c_void) -> c_int {
         if users > 1 {
             return SUCCESS;
         }
+        arena::free(WORKSPACE.replace(null_mut()));
     }
     own_unary(CUBLAS, c"cublasDestroy_v2", handle)
+}
+
+/// Sets the stream of a cuBLAS handle. cuBLAS then forgets the handle's workspace, so this function sets it
+/// again. Without a workspace, cuBLAS allocates memory while CUDA records a batch, and CUDA can neither copy
+/// nor cut such a recording.
+///
+/// # Safety
+///
+/// Both handles must be valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cublasSetStream_v2(handle: *mut c_void, stream: *mut c_void) -> c_int {
+    let Some(found) = own(CUBLAS, c"cublasSetStream_v2") else { return NOT_FOUND };
+    // SAFETY: the function of this name has this type, and the arguments are those of the caller.
+    let status = unsafe { std::mem::transmute::<_, SetStream>(found)(handle, stream) };
+    let (known, users) = HANDLE.get();
+    if status != SUCCESS || users == 0 || known != handle {
+        return status;
+    }
+    if WORKSPACE.get().is_null()
+        && let ArenaOutcome::Done(start) = arena::allocate(WORKSPACE_BYTES)
+    {
+        WORKSPACE.set(start);
+    }
+    let (workspace, found) = (WORKSPACE.get(), own(CUBLAS, c"cublasSetWorkspace_v2"));
+    let Some(found) = found.filter(|_| !workspace.is_null()) else { return status };
+    // SAFETY: the function of this name has this type. The workspace has this size, and all work of the
+    // handle runs on one stream, one kernel after the other.
+    unsafe { std::mem::transmute::<_, SetWorkspace>(found)(handle, workspace, WORKSPACE_BYTES) }
 }

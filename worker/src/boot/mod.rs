@@ -272,6 +272,7 @@ impl Slabs {
         responses: &OwnedFd,
         assignment: &Assignment,
         device: &ComputeDevice,
+        is_shared: bool,
     ) -> Result<Self, BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
@@ -285,7 +286,8 @@ impl Slabs {
         let answers = ReadableSlab::map(responses.as_fd(), response_bytes).map_err(setup)?;
         let pinned = device
             .gpu()
-            .map(|gpu| PinnedSlabs::pin(gpu, &requests, assignment.pinned_request_bytes, &writer));
+            // The streams of a process share a few queues, in which a batch that is held would delay others.
+            .map(|gpu| PinnedSlabs::pin(gpu, &requests, assignment.pinned_request_bytes, &writer, !is_shared));
         Ok(Self { pinned, requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
     }
 }
@@ -318,7 +320,10 @@ impl Parts {
             log_line(&chain(&breach));
         }
         let Slabs { pinned, requests, slots, answers } =
-            Slabs::map(&requests, &responses, assignment, &device)?;
+            Slabs::map(&requests, &responses, assignment, &device, is_shared)?;
+        if let Some(gpu) = device.emulated().filter(|_| !is_shared) {
+            gpu.obey(slots.hold_word());
+        }
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
         let means = EngineResources {

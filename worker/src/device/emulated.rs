@@ -10,13 +10,15 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::futex::{self, Timespec};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, PRIORITY_VARIABLE, SHARE_VARIABLE};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::hold::{HoldWord, MAX_HOLD, pieces};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::{Execution, ProcessMemory};
 use shadowslice_shared::units::{Percent, Sms};
@@ -41,6 +43,8 @@ pub struct EmulatedGpu {
     /// The time at which the last batch ended.
     free_ns: u64,
     memory: EmulatedMemory,
+    /// The worker's hold word, once the worker has mapped it.
+    hold: Option<Arc<HoldWord>>,
 }
 
 impl EmulatedGpu {
@@ -72,11 +76,17 @@ impl EmulatedGpu {
             None => (SharedGpu::new(sms), Some(own)),
         };
         let (occupied, free_ns, memory) = (false, now_ns(), EmulatedMemory::default());
-        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied, free_ns, memory })
+        let hold = None;
+        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied, free_ns, memory, hold })
     }
 
     pub fn sms(&self) -> Sms {
         self.own.sms
+    }
+
+    /// Lets the supervisor hold the batches with this word.
+    pub fn obey(&mut self, hold: &Arc<HoldWord>) {
+        self.hold = Some(Arc::clone(hold));
     }
 
     /// Takes the memory that the profile states.
@@ -119,8 +129,8 @@ impl EmulatedGpu {
     /// computation if that took longer than the profile states.
     pub fn finish(&mut self, started: StartedBatch) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
-        let planned_ns = match &self.execution {
-            Some(execution) => self.wait_through(execution, started),
+        let planned_ns = match self.execution.clone() {
+            Some(execution) => self.wait_through(&execution, started),
             None => computed_ns,
         };
         self.free_ns = planned_ns.max(computed_ns);
@@ -158,26 +168,59 @@ impl EmulatedGpu {
 
     /// Waits for the end of the batch. The speed of the batch depends on the other occupants of the
     /// pool. Returns the end time.
-    fn wait_through(&self, execution: &Execution, started: StartedBatch) -> u64 {
-        let pool = &self.pool;
+    fn wait_through(&mut self, execution: &Execution, started: StartedBatch) -> u64 {
         let mut progress = BatchProgress::start(started.at_ns, self.time(execution, started.rows));
+        let pieces = pieces(execution.time(started.rows, f64::from(self.own.sms.0)));
+        for piece in 0..pieces {
+            let [begin, end] = [piece, piece + 1].map(|border| f64::from(border) / f64::from(pieces));
+            if self.wait_while_held() {
+                progress.resume(begin, now_ns());
+            }
+            self.wait_until_complete(&mut progress, end, |gpu| gpu.time(execution, started.rows));
+        }
+        progress.end_ns()
+    }
+
+    /// Waits until the batch is complete up to the fraction `end`. `time` returns the time of the whole
+    /// batch at its current speed.
+    fn wait_until_complete(
+        &self,
+        progress: &mut BatchProgress,
+        end: f64,
+        time: impl Fn(&Self) -> Duration,
+    ) {
         loop {
-            let generation = pool.generation().load(Ordering::Acquire);
-            progress.change(now_ns(), self.time(execution, started.rows));
-            let end_ns = progress.end_ns();
+            let generation = self.pool.generation().load(Ordering::Acquire);
+            progress.change(now_ns(), time(self));
+            let end_ns = progress.reaches_ns(end);
             if end_ns <= now_ns() {
-                return end_ns;
+                return;
             }
             // The wait ends at the deadline, when the generation changes, or spuriously. In each
-            // case, the loop computes the end of the batch again.
-            let _why = futex::wait_bitset(
-                pool.generation(),
-                futex::Flags::empty(),
-                generation,
-                Some(&timespec(end_ns)),
-                NonZeroU32::MAX,
-            );
+            // case, the loop computes the end of the piece again.
+            wait_for_change(self.pool.generation(), generation, end_ns);
         }
+    }
+
+    /// Waits while the supervisor holds this worker, which meanwhile occupies no SMs. Returns true if it
+    /// had to wait.
+    fn wait_while_held(&mut self) -> bool {
+        let Some(hold) = self.hold.clone() else { return false };
+        if hold.current().is_none() {
+            return false;
+        }
+        let own = self.own;
+        self.occupy(None);
+        let expires_ns = after(now_ns(), MAX_HOLD);
+        while let Some(number) = hold.current() {
+            if now_ns() >= expires_ns {
+                hold.expire(number);
+            } else {
+                wait_for_change(hold.word(), number, expires_ns);
+            }
+        }
+        self.occupy(Some(own));
+        true
     }
 }
 
@@ -185,6 +228,12 @@ impl Drop for EmulatedGpu {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// Waits until the word no longer has this value, or until `deadline_ns`. May return earlier.
+fn wait_for_change(word: &AtomicU32, value: u32, deadline_ns: u64) {
+    let deadline = timespec(deadline_ns);
+    let _why = futex::wait_bitset(word, futex::Flags::empty(), value, Some(&deadline), NonZeroU32::MAX);
 }
 
 fn timespec(ns: u64) -> Timespec {
@@ -224,6 +273,7 @@ fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> 
 mod tests {
     use super::*;
     use shadowslice_shared::profile::ExecutionRow;
+    use shadowslice_shared::slab::AnswerSlab;
     use std::ffi::OsStr;
     use std::os::fd::AsFd;
     use std::thread;
@@ -246,6 +296,7 @@ mod tests {
             occupied: false,
             free_ns: now_ns(),
             memory: EmulatedMemory::default(),
+            hold: None,
         }
     }
 
@@ -322,6 +373,29 @@ mod tests {
         }
         assert!(gpu.finish(started) >= Duration::from_millis(3));
         assert!(gpu.free_ns >= started.at_ns + 3 * MS);
+    }
+
+    #[test]
+    fn a_held_batch_occupies_nothing_and_continues_when_the_hold_ends() {
+        let pool = Pool::create().unwrap();
+        let slab = AnswerSlab::create("test", 64).unwrap();
+        let mut gpu = gpu(&pool, 0, 50, 4.0);
+        gpu.obey(slab.hold_word());
+        let started = gpu.start(1, Groups::WHOLE, now_ns());
+        slab.hold_word().hold(1);
+        let running = thread::spawn(move || (gpu.finish(started), gpu));
+        while pool.sms_in_use() > 0 {
+            thread::yield_now();
+        }
+        let held_ns = now_ns();
+        slab.hold_word().release();
+        let (took, mut gpu) = running.join().unwrap();
+        assert!(took >= Duration::from_nanos(held_ns - started.at_ns) + Duration::from_millis(3), "{took:?}");
+        slab.hold_word().hold(2);
+        let started = gpu.start(1, Groups::WHOLE, now_ns());
+        let took = gpu.finish(started);
+        assert!(took >= MAX_HOLD + Duration::from_millis(4), "{took:?}");
+        assert_eq!(slab.hold_word().current(), None, "nobody ended the hold, so the worker did");
     }
 
     #[test]

@@ -33,7 +33,17 @@ impl BatchProgress {
     }
 
     pub fn end_ns(&self) -> u64 {
-        self.at_ns.saturating_add(((1.0 - self.done).max(0.0) * self.whole_ns).round() as u64)
+        self.reaches_ns(1.0)
+    }
+
+    /// Returns the time at which the batch is complete up to `fraction`, at the current speed.
+    pub fn reaches_ns(&self, fraction: f64) -> u64 {
+        self.at_ns.saturating_add(((fraction - self.done).max(0.0) * self.whole_ns).round() as u64)
+    }
+
+    /// Continues at `now_ns` after a hold, during which the batch was complete up to `fraction`.
+    pub fn resume(&mut self, fraction: f64, now_ns: u64) {
+        (self.done, self.at_ns) = (fraction, now_ns);
     }
 }
 
@@ -67,6 +77,15 @@ mod tests {
             progress.change(step * 1_000, TEN);
         }
         assert_eq!(progress.end_ns(), 10 * MS);
+    }
+
+    #[test]
+    fn a_hold_postpones_the_rest() {
+        let mut progress = BatchProgress::start(0, TEN);
+        progress.change(MS, Duration::from_millis(20));
+        assert_eq!(progress.reaches_ns(0.5), 9 * MS);
+        progress.resume(0.5, 12 * MS);
+        assert_eq!((progress.reaches_ns(0.25), progress.end_ns()), (12 * MS, 22 * MS));
     }
 
     #[test]

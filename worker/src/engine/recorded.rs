@@ -39,6 +39,7 @@ impl RecordedGraph {
         };
         // SAFETY: the host keeps its recordings and does not change them.
         let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| cuda_failure(&fault))?;
+        let recording = gpu.cut(recording).map_err(|fault| cuda_failure(&fault))?;
         let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
         let inputs = inputs.into_iter().map(pointer).collect();
         Ok(Some(Self { shapes, inputs, outputs, recording, whole }))
@@ -80,7 +81,7 @@ impl RecordedGraph {
             unsafe { fetch(shape, *row, pointer(*address), inputs, gpu, slot) }
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
-        gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        gpu.finish(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         Ok(EngineAnswer::complete(outputs))
     }
 

@@ -131,7 +131,10 @@ impl GpuServeLoop {
         let mut watched = [input(completed), input(socket.as_fd())];
         // A closed socket is always ready. Watching it would end every wait immediately.
         let count = if more { 2 } else { 1 };
-        match poll(&mut watched[..count], PollTimeout::NONE) {
+        let gpu = self.engine.gpu();
+        let timeout = if self.in_flight.is_empty() { PollTimeout::NONE } else { gpu.hold_look() };
+        match poll(&mut watched[..count], timeout) {
+            Ok(0) => gpu.end_long_hold(),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(ServeError::Socket("wait for the next batch", errno)),
         }

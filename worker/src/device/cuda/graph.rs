@@ -1,5 +1,5 @@
-//! Work that is recorded once as a CUDA graph and then started with one call, on all SMs of the
-//! process or on the SMs of a partition.
+//! Work that is recorded once as CUDA graphs and then started with a few calls, on all SMs of the
+//! process or on the SMs of a partition. A long recording consists of several [pieces](super::pieces).
 //!
 //! A kernel runs in the context of its graph node, whichever stream the graph is launched on. To
 //! move a recording to a partition, this module therefore changes the context of its nodes.
@@ -23,28 +23,41 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// A recorded graph. The memory that the recorded work reads and writes must not move.
+/// A recorded batch: one or more graphs, which the GPU executes one after the other. The memory that
+/// the recorded work reads and writes must not move.
 #[derive(Debug)]
 pub struct Recording {
-    graph: sys::CUgraph,
-    context: Arc<CudaContext>,
+    pub(super) pieces: Vec<PieceGraph>,
 }
 
 /// A recording that is ready to start on the SMs of one partition or of the whole process.
 #[derive(Debug)]
 pub struct Executable {
-    executable: sys::CUgraphExec,
-    context: Arc<CudaContext>,
-    /// The partition, which must be dropped after the executable.
+    pub(super) pieces: Vec<PieceExecutable>,
+    /// The partition, which must be dropped after the pieces.
     _partition: Option<Arc<GreenContext>>,
 }
 
+/// A CUDA graph of this process.
+#[derive(Debug)]
+pub(super) struct PieceGraph {
+    pub(super) graph: sys::CUgraph,
+    pub(super) context: Arc<CudaContext>,
+}
+
+/// A CUDA graph that can be launched.
+#[derive(Debug)]
+pub(super) struct PieceExecutable {
+    executable: sys::CUgraphExec,
+    context: Arc<CudaContext>,
+}
+
 // SAFETY: the driver lets any thread use a graph, if no two threads use it at the same time. A
-// `Recording` has one owner, and all calls that change the recording take it by `&mut`.
-unsafe impl Send for Recording {}
-// SAFETY: as with `Recording`, the driver lets any thread use an executable. Only the owner starts
-// it.
-unsafe impl Send for Executable {}
+// `PieceGraph` has one owner, and all calls that change the graph take it by `&mut`.
+unsafe impl Send for PieceGraph {}
+// SAFETY: as with `PieceGraph`, the driver lets any thread use an executable graph. Only the owner
+// starts it.
+unsafe impl Send for PieceExecutable {}
 
 /// The reasons why a recording cannot move to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +66,9 @@ pub enum MoveError {
     /// it.
     #[error("the recording has a kernel that is bound to its context")]
     BoundKernel,
+    /// The recording allocates memory while it runs, so it can be instantiated only once.
+    #[error("the recording allocates memory while it runs")]
+    Allocates,
     #[error("the CUDA graph has a node of type {0}, which cannot move to a partition")]
     Node(u32),
     #[error("the driver cannot list the nodes of the CUDA graph")]
@@ -71,10 +87,10 @@ impl CudaGpu {
         // owns the stream, and the call above started a recording on it.
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
-        let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
-        Ok(recording.filter(|recording| {
-            worked.is_ok() && recording.types().is_ok_and(|types| !types.contains(&HOST))
-        }))
+        let graph = graph.map(|graph| PieceGraph { graph, context: Arc::clone(&self.context) });
+        let usable = graph
+            .filter(|graph| worked.is_ok() && graph.types().is_ok_and(|types| !types.contains(&HOST)));
+        Ok(usable.map(|graph| Recording { pieces: vec![graph] }))
     }
 
     /// Copies a recording that another library of this process has made.
@@ -84,20 +100,41 @@ impl CudaGpu {
     /// The handle must belong to an existing `CUgraph`, and no other code may change that graph
     /// during this call.
     pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaError> {
-        let (from, mut graph) = (std::ptr::with_exposed_provenance_mut(handle), null_mut());
-        // SAFETY: the caller guarantees that `from` is valid, and the driver fills in the other
-        // handle.
-        let copied = unsafe { sys::cuGraphClone(&mut graph, from) }.result();
-        copied.map_err(cuda_error("copy a recorded graph"))?;
-        Ok(Recording { graph, context: Arc::clone(&self.context) })
+        let from = std::ptr::with_exposed_provenance_mut(handle);
+        // SAFETY: the caller guarantees that `from` is valid.
+        let copied = unsafe { clone_graph(from, &self.context) };
+        Ok(Recording { pieces: vec![copied.map_err(cuda_error("copy a recorded graph"))?] })
     }
 
+    /// Starts a batch. Before each piece, the GPU waits while the supervisor [holds](shadowslice_shared::hold)
+    /// this worker.
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
-        // SAFETY: the executable and the stream belong to this process, and both exist during the
-        // call.
-        let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
+        executable.pieces.iter().try_for_each(|piece| {
+            self.wait_while_held()?;
+            self.launch(piece)
+        })
+    }
+
+    pub(super) fn launch(&self, graph: &PieceExecutable) -> Result<(), CudaError> {
+        // SAFETY: the graph and the stream belong to this process, and both exist during the call.
+        let launched = unsafe { result::graph::launch(graph.executable, self.compute.cu_stream()) };
         launched.map_err(cuda_error("launch a recorded graph"))
     }
+}
+
+/// Copies a graph.
+///
+/// # Safety
+///
+/// The graph must exist, and no other code may change it during this call.
+pub(super) unsafe fn clone_graph(
+    from: sys::CUgraph,
+    context: &Arc<CudaContext>,
+) -> Result<PieceGraph, DriverError> {
+    let mut graph = null_mut();
+    // SAFETY: the caller guarantees that `from` is valid, and the driver fills in the other handle.
+    unsafe { sys::cuGraphClone(&mut graph, from) }.result()?;
+    Ok(PieceGraph { graph, context: Arc::clone(context) })
 }
 
 /// A stream that is only used to upload executables to the GPU.
@@ -125,40 +162,58 @@ impl Recording {
         partition: &Arc<GreenContext>,
         uploads: &UploadStream,
     ) -> Result<Executable, CudaError> {
-        self.move_to(partition.context()).map_err(cuda_error("move a recorded graph to a partition"))?;
+        let moved = self.pieces.iter_mut().try_for_each(|graph| graph.move_to(partition.context()));
+        moved.map_err(cuda_error("move a recorded graph to a partition"))?;
         let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
-        // SAFETY: the executable and the stream belong to this process, and both exist during the
-        // call.
-        let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
+        let uploaded = executable.pieces.iter().try_for_each(|piece| {
+            // SAFETY: the executable and the stream belong to this process, and both exist during the
+            // call.
+            unsafe { result::graph::upload(piece.executable, stream) }
+        });
         uploaded.and_then(|()| uploads.0.synchronize()).map_err(cuda_error("upload a recorded graph"))?;
         Ok(executable)
     }
 
     fn instantiate_with(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaError> {
+        let pieces = self.pieces.iter().map(PieceGraph::instantiate).collect::<Result<_, _>>()?;
+        Ok(Executable { pieces, _partition: partition })
+    }
+
+    pub fn check_movable(&self) -> Result<(), MoveError> {
+        self.pieces.iter().try_for_each(PieceGraph::check_movable)
+    }
+
+    /// Returns the number of kernels in the recording, or `None` if the driver does not report it.
+    pub fn kernels(&self) -> Option<u32> {
+        let kernels = |graph: &PieceGraph| {
+            Some(graph.types().ok()?.into_iter().filter(|&kind| kind == KERNEL).count())
+        };
+        u32::try_from(self.pieces.iter().map(kernels).sum::<Option<usize>>()?).ok()
+    }
+}
+
+impl PieceGraph {
+    pub(super) fn instantiate(&self) -> Result<PieceExecutable, CudaError> {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         // SAFETY: this value owns the graph.
         let executable = unsafe { result::graph::instantiate(self.graph, flags) };
         let executable = executable.map_err(cuda_error("instantiate a recorded graph"))?;
-        Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
+        Ok(PieceExecutable { executable, context: Arc::clone(&self.context) })
     }
 
-    pub fn check_movable(&self) -> Result<(), MoveError> {
+    fn check_movable(&self) -> Result<(), MoveError> {
         self.nodes().map_err(MoveError::Driver)?.into_iter().try_for_each(|node| {
             match type_of(node).map_err(MoveError::Driver)? {
                 KERNEL => {
                     let kernel = kernel_of(node).map_err(MoveError::Driver)?;
                     if kernel.kern.is_null() { Err(MoveError::BoundKernel) } else { Ok(()) }
                 }
-                MEMCPY | MEMSET | EMPTY | MEM_ALLOC | MEM_FREE => Ok(()),
+                MEMCPY | MEMSET | EMPTY => Ok(()),
+                MEM_ALLOC | MEM_FREE => Err(MoveError::Allocates),
                 other => Err(MoveError::Node(other)),
             }
         })
-    }
-
-    /// Returns the number of kernels in the recording, or `None` if the driver does not report it.
-    pub fn kernels(&self) -> Option<u32> {
-        u32::try_from(self.types().ok()?.into_iter().filter(|&kind| kind == KERNEL).count()).ok()
     }
 
     fn types(&self) -> Result<Vec<u32>, DriverError> {
@@ -184,7 +239,7 @@ impl Recording {
         })
     }
 
-    fn nodes(&self) -> Result<Vec<sys::CUgraphNode>, DriverError> {
+    pub(super) fn nodes(&self) -> Result<Vec<sys::CUgraphNode>, DriverError> {
         let mut count = 0;
         // SAFETY: with a null pointer, the call writes only the number of nodes.
         unsafe { sys::cuGraphGetNodes(self.graph, null_mut(), &mut count) }.result()?;
@@ -253,7 +308,7 @@ fn set_params(
     unsafe { sys::cuGraphNodeSetParams(node, &mut params) }.result()
 }
 
-impl Drop for Recording {
+impl Drop for PieceGraph {
     fn drop(&mut self) {
         // If the context is unusable, the driver has already freed everything in it.
         if self.context.bind_to_thread().is_ok() {
@@ -264,7 +319,7 @@ impl Drop for Recording {
     }
 }
 
-impl Drop for Executable {
+impl Drop for PieceExecutable {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: this value owns the executable. The driver first waits for a run in progress.

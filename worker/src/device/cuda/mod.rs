@@ -13,10 +13,12 @@ pub mod buffer;
 pub mod exclusion;
 mod facts;
 pub mod graph;
+mod held;
 pub mod isolation;
 mod open;
 mod paced;
 pub mod partition;
+mod pieces;
 pub mod pinned;
 pub mod pinned_file;
 pub mod region;
@@ -26,7 +28,7 @@ pub use facts::{GpuFacts, facts, initialise};
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -37,6 +39,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
 
 use exclusion::Exclusion;
+use held::RegisteredHold;
 use open::GpuOpenError;
 use shadowslice_shared::errors::chain;
 
@@ -64,6 +67,8 @@ pub struct CudaGpu {
     /// The address after the pinned part of the request slab, or 0. The driver refuses a copy that is
     /// only partly pinned.
     pinned_end: AtomicUsize,
+    /// The worker's hold word, if the supervisor can hold this model.
+    hold: OnceLock<RegisteredHold>,
     sms: Sms,
 }
 
@@ -109,8 +114,8 @@ impl CudaGpu {
         let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        let pinned_end = AtomicUsize::new(0);
-        Ok(Self { context, compute, copies, events, completions, pinned_end, sms })
+        let (pinned_end, hold) = (AtomicUsize::new(0), OnceLock::new());
+        Ok(Self { context, compute, copies, events, completions, pinned_end, hold, sms })
     }
 
     /// Returns the number of SMs that MPS actually assigned to this process, as the driver reports

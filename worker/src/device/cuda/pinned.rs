@@ -9,6 +9,7 @@ use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
 use super::CudaGpu;
 use super::exclusion::Exclusion;
+use super::held::RegisteredHold;
 
 /// The registration of a model's slabs with the driver. Drop this before the slabs are unmapped.
 #[derive(Debug)]
@@ -20,12 +21,14 @@ pub struct PinnedSlabs {
 impl PinnedSlabs {
     /// Registers the slabs with the driver, so that copies do not go through the driver's own
     /// buffers. If the driver refuses the registration, the worker still works, but copies are slower.
-    /// Only the first `request_bytes` bytes of the request slab are registered.
+    /// Only the first `request_bytes` bytes of the request slab are registered. `may_be_held` is true if
+    /// the supervisor can hold the worker's batches.
     pub fn pin(
         gpu: &Arc<CudaGpu>,
         requests: &ReadableSlab,
         request_bytes: u64,
         responses: &AnswerWriter,
+        may_be_held: bool,
     ) -> Self {
         let _exclusion = Exclusion::of_setup();
         let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
@@ -34,14 +37,20 @@ impl PinnedSlabs {
         let part = (start, bytes.min(request_bytes));
         gpu.pinned_end.store(part.0.as_ptr().addr() + part.1 as usize, Ordering::Relaxed);
         let requests = is_supported.then(|| register(part, sys::CU_MEMHOSTREGISTER_READ_ONLY));
-        let starts = [requests.flatten(), register(responses.whole(), 0)].into_iter().flatten().collect();
-        Self { starts, gpu: Arc::clone(gpu) }
+        let word = responses.hold_word();
+        let hold = may_be_held.then(|| register(RegisteredHold::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
+        if let Some(hold) = hold.flatten().and_then(|_| RegisteredHold::of(word)) {
+            gpu.hold.get_or_init(|| hold);
+        }
+        let starts = [requests.flatten(), register(responses.whole(), 0), hold.flatten()];
+        Self { starts: starts.into_iter().flatten().collect(), gpu: Arc::clone(gpu) }
     }
 }
 
 impl Drop for PinnedSlabs {
     fn drop(&mut self) {
         let _exclusion = Exclusion::of_setup();
+        self.gpu.end_hold();
         // If these calls fail, the context is unusable, and the driver has dropped the registration.
         self.gpu.bind().and_then(|()| self.gpu.synchronize()).ok();
         for start in &self.starts {

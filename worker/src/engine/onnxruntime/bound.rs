@@ -181,21 +181,19 @@ impl Binder<'_> {
 }
 
 impl Recorder<'_> {
-    /// Records the batch if CUDA can record it, and then records it `copies` more times. Returns
-    /// the additional recordings. The inputs must already be in place. The batch runs once before
-    /// the recording, so that all one-time work is already done.
+    /// Records the batch if CUDA can record it, and returns the recording. The inputs must already be in
+    /// place. The batch runs once before the recording, so that all one-time work is already done.
     pub(super) fn record(
         &mut self,
         bound: &mut BoundBatch,
         outputs: &[TensorSpec],
-        copies: usize,
-    ) -> Result<Vec<Recording>, RunFailure> {
-        let ExecutionMode::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
+    ) -> Result<Option<Recording>, RunFailure> {
+        let ExecutionMode::Eager(binding) = &mut bound.how else { return Ok(None) };
         let answer = self.session.run_binding_with_options(binding, self.options);
         let answer = answer.map_err(|fault| run_failure(&fault))?;
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
-            let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
+            let Some(value) = answer.get(&spec.name) else { return Ok(None) };
             layouts.push(layout(spec, value, bound.shapes.rows)?);
         }
         drop(answer);
@@ -208,20 +206,18 @@ impl Recorder<'_> {
             binding.bind_output(&spec.name, tensor).map_err(|fault| run_failure(&fault))?;
             fixed.push(OutputBuffer { layout, buffer });
         }
-        let mut record = || {
-            let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
-            self.maker.gpu.record(work).map_err(|fault| cuda_failure(&fault))
-        };
-        let Some(recording) = record()? else {
+        let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
+        let recorded = self.maker.gpu.record(work).map_err(|fault| cuda_failure(&fault))?;
+        let Some(recording) = recorded else {
             allot_outputs(binding, outputs, self.maker.memory)?;
             // After a failed recording, the driver reports the error again at the next call. This
             // extra run receives that error, so that no later run receives it.
             self.session.run_binding_with_options(binding, self.options).ok();
-            return Ok(Vec::new());
+            return Ok(None);
         };
-        let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
+        let recording = self.maker.gpu.cut(recording).map_err(|fault| cuda_failure(&fault))?;
         let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
         bound.how = ExecutionMode::Recorded(RecordedBatch { whole, recording: 0, outputs: fixed });
-        copies.ok_or_else(|| RunFailure::Engine("the batch could be recorded once, but not again".to_owned()))
+        Ok(Some(recording))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, TryRecvError};
-use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
+use shadowslice_shared::groups::Groups;
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
@@ -17,21 +17,20 @@ use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 pub(super) const NOT_URGENT: usize = usize::MAX;
 pub(super) const CANCELLED: usize = usize::MAX - 1;
 
-/// An order to instantiate all recordings of a set on a partition.
+/// An order to instantiate all recordings on a partition.
 #[derive(Debug)]
 pub(super) struct InstantiateOrder {
-    pub(super) set: usize,
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// The executables of the last partition that used this recording set.
-    pub(super) stale: Option<StaleExecutables>,
+    /// The executables of partitions that are no longer in use.
+    pub(super) stale: Vec<StaleExecutables>,
 }
 
 /// The executables of a partition that is no longer in use.
 #[derive(Debug)]
 pub(super) struct StaleExecutables {
-    pub(super) executables: Vec<Option<Executable>>,
+    pub(super) _executables: Vec<Option<Executable>>,
     pub(super) last_use: Option<StreamMark>,
 }
 
@@ -54,30 +53,19 @@ struct Unfinished {
 /// Instantiates recordings on partitions.
 #[derive(Debug)]
 pub(super) struct Instantiator {
-    /// The recording sets, each with one copy of each recording of the model. A set can be ready on
-    /// only one partition at a time.
-    sets: Vec<Vec<Recording>>,
+    recordings: Vec<Recording>,
     uploads: UploadStream,
     unfinished: Vec<Unfinished>,
+    /// The executables to drop as soon as no order is unfinished, because a drop waits for their last batch.
+    stale: Vec<StaleExecutables>,
     gpu: Arc<CudaGpu>,
-}
-
-impl StaleExecutables {
-    fn free(&mut self, number: usize) {
-        self.wait();
-        drop(self.executables.get_mut(number).and_then(Option::take));
-    }
-
-    fn wait(&mut self) {
-        if let Some(last_use) = self.last_use.take() {
-            last_use.wait();
-        }
-    }
 }
 
 impl Drop for StaleExecutables {
     fn drop(&mut self) {
-        self.wait();
+        if let Some(last_use) = self.last_use.take() {
+            last_use.wait();
+        }
     }
 }
 
@@ -95,18 +83,14 @@ impl Unfinished {
 
 impl Instantiator {
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
-        let sets = (0..READY_PARTITIONS).map(|_| Vec::new()).collect();
         let uploads = UploadStream::new(&gpu)?;
-        Ok(Self { sets, uploads, unfinished: Vec::new(), gpu })
+        Ok(Self { recordings: Vec::new(), uploads, unfinished: Vec::new(), stale: Vec::new(), gpu })
     }
 
-    /// Adds a recording, with one copy for each set. Returns the recording's number.
-    pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
-        let number = self.sets[0].len();
-        for (set, recording) in self.sets.iter_mut().zip(copies) {
-            set.push(recording);
-        }
-        number
+    /// Adds a recording, and returns its number.
+    pub(super) fn add(&mut self, recording: Recording) -> usize {
+        self.recordings.push(recording);
+        self.recordings.len() - 1
     }
 
     pub(super) fn finish(&mut self, order: InstantiateOrder, mut report: impl FnMut(InstantiatorEvent)) {
@@ -114,6 +98,7 @@ impl Instantiator {
         while !self.unfinished.is_empty() {
             self.step(&mut report);
         }
+        self.stale.clear();
     }
 
     pub(super) fn work(
@@ -124,9 +109,12 @@ impl Instantiator {
         // If the thread cannot bind the context, every order fails, and each failure is reported.
         self.gpu.bind().ok();
         loop {
-            let order = match self.unfinished.is_empty() {
-                true => order_rx.recv().map_err(|_| TryRecvError::Disconnected),
-                false => order_rx.try_recv(),
+            let order = match order_rx.try_recv() {
+                Err(TryRecvError::Empty) if self.unfinished.is_empty() => {
+                    self.stale.clear();
+                    order_rx.recv().map_err(|_| TryRecvError::Disconnected)
+                }
+                order => order,
             };
             match order {
                 Ok(order) => self.begin(order),
@@ -136,8 +124,9 @@ impl Instantiator {
         }
     }
 
-    fn begin(&mut self, order: InstantiateOrder) {
-        let left = (0..self.sets[order.set].len()).collect();
+    fn begin(&mut self, mut order: InstantiateOrder) {
+        self.stale.append(&mut order.stale);
+        let left = (0..self.recordings.len()).collect();
         self.unfinished.push(Unfinished { order, left });
     }
 
@@ -153,10 +142,7 @@ impl Instantiator {
         }
         let next = left.iter().position(|&number| number == urgent).unwrap_or(0);
         let number = left.remove(next);
-        if let Some(stale) = &mut order.stale {
-            stale.free(number);
-        }
-        let recording = &mut self.sets[order.set][number];
+        let recording = &mut self.recordings[number];
         let result = recording.instantiate_on(&order.context, &self.uploads);
         report(InstantiatorEvent::Recording { groups: order.groups, number, result });
     }

@@ -32,7 +32,7 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::arena::ThreadArena;
 use crate::device::cuda::exclusion::Exclusion;
-use crate::device::cuda::graph::{Executable, MoveError, Recording};
+use crate::device::cuda::graph::{Executable, MoveError};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
 use crate::engine::fetch::{bring, fetch};
@@ -305,13 +305,14 @@ impl GpuEngine {
             self;
         let bound = &mut bound[index];
         let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
-        let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
         let maker = Binder { memory, gpu, buffers };
-        let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
-        if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
-            *kernels = copies.first().and_then(Recording::kernels);
-            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.check_movable().err()));
-            recorded.recording = partitions.add(copies);
+        let recording = Recorder { session, maker, options }.record(bound, outputs)?;
+        if let (Some(partitions), Some(recording), ExecutionMode::Recorded(recorded)) =
+            (partitions, recording, &mut bound.how)
+        {
+            *kernels = recording.kernels();
+            *unmovable = unmovable.or(recording.check_movable().err());
+            recorded.recording = partitions.add(recording);
         }
         Ok(())
     }

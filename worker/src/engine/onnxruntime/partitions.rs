@@ -10,10 +10,8 @@
 //! A separate thread therefore instantiates them one by one. A batch can use the partition
 //! immediately, because the thread instantiates the recording that the batch needs next.
 //!
-//! Some recordings allocate memory while they run, for example for cuBLAS's workspaces. Such a
-//! recording can be ready on only one partition at a time. Each batch is therefore recorded several
-//! times, once for each partition that can be ready at the same time. One copy of all recordings is
-//! a **recording set**.
+//! A recording can be ready on several partitions at the same time, because recordings allocate no memory
+//! while they run: cuBLAS uses the workspace that the worker has set.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,7 +37,6 @@ const MAX_EVENTS: usize = 256;
 /// A partition that is ready or is being prepared.
 #[derive(Debug)]
 struct Partition {
-    set: usize,
     executables: Vec<Option<Executable>>,
     /// The number of the recording to instantiate next, because a batch waits for that recording.
     first: Arc<AtomicUsize>,
@@ -64,9 +61,8 @@ enum InstantiatorHandle {
 pub(super) struct RecordedPartitions {
     groups: SmGroups,
     ready: BTreeMap<Groups, Partition>,
-    /// The executables of partitions that are no longer in use. The key is the number of their
-    /// recording set.
-    stale: BTreeMap<usize, StaleExecutables>,
+    /// The executables of partitions that are no longer in use. The instantiator drops them.
+    stale: Vec<StaleExecutables>,
     /// The results that the worker has not fetched yet. Some of them arrived while a batch waited
     /// for a recording.
     results: VecDeque<PartitionReply>,
@@ -83,7 +79,7 @@ impl RecordedPartitions {
         Ok(Self {
             groups,
             ready: BTreeMap::new(),
-            stale: BTreeMap::new(),
+            stale: Vec::new(),
             results: VecDeque::new(),
             unfit: BTreeMap::new(),
             maker: InstantiatorHandle::Here(Some(Box::new(instantiator))),
@@ -95,14 +91,10 @@ impl RecordedPartitions {
         self.groups.division()
     }
 
-    pub(super) fn copies(&self) -> usize {
-        READY_PARTITIONS
-    }
-
-    /// Adds the copies of a recording during the warm-up, and returns the recording's number.
-    pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
+    /// Adds a recording during the warm-up, and returns its number.
+    pub(super) fn add(&mut self, recording: Recording) -> usize {
         match &mut self.maker {
-            InstantiatorHandle::Here(Some(instantiator)) => instantiator.add(copies),
+            InstantiatorHandle::Here(Some(instantiator)) => instantiator.add(recording),
             _ => NOT_URGENT,
         }
     }
@@ -112,21 +104,20 @@ impl RecordedPartitions {
         if self.ready.contains_key(&groups) {
             return Some(PartitionReply { groups, result: Ok(()) });
         }
-        let taken = |set: &usize| self.ready.values().any(|partition| partition.set == *set);
-        let Some(set) = (0..READY_PARTITIONS).find(|set| !taken(set)) else {
+        if self.ready.len() >= READY_PARTITIONS {
             return Some(failed(
                 groups,
                 "the maximum number of partitions is ready already; forget one first",
             ));
-        };
+        }
         let context = match self.context(groups) {
             Ok(context) => context,
             Err(why) => return Some(failed(groups, &why)),
         };
         let first = Arc::new(AtomicUsize::new(NOT_URGENT));
-        let stale = self.stale.remove(&set);
-        let order = InstantiateOrder { set, groups, context, first: Arc::clone(&first), stale };
-        let partition = Partition { set, executables: Vec::new(), first, complete: false, failed: None };
+        let stale = std::mem::take(&mut self.stale);
+        let order = InstantiateOrder { groups, context, first: Arc::clone(&first), stale };
+        let partition = Partition { executables: Vec::new(), first, complete: false, failed: None };
         match &mut self.maker {
             InstantiatorHandle::Here(instantiator) => {
                 let mut events = Vec::new();
@@ -140,8 +131,8 @@ impl RecordedPartitions {
             }
             InstantiatorHandle::Thread { order_tx, .. } => {
                 match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
-                    // This send never blocks, because the channel has space for one order per
-                    // recording set.
+                    // This send never blocks, because the channel has space for one order per ready
+                    // partition.
                     Some(Ok(())) => {
                         self.ready.insert(groups, partition);
                         Some(PartitionReply { groups, result: Ok(()) })
@@ -239,7 +230,7 @@ impl RecordedPartitions {
         // If the GPU cannot record a mark, the context is lost, and the GPU no longer runs any work
         // of the partition.
         let last_use = in_use.then(|| self.gpu.mark().ok()).flatten();
-        self.stale.insert(partition.set, StaleExecutables { executables: partition.executables, last_use });
+        self.stale.push(StaleExecutables { _executables: partition.executables, last_use });
     }
 
     /// Ends the warm-up, after which a separate thread prepares partitions.
