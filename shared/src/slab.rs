@@ -112,19 +112,15 @@ impl Mapping {
         Self::of_range(file, offset, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
     }
 
-    fn of_range(
-        file: BorrowedFd<'_>,
-        offset: u64,
-        bytes: u64,
-        access: ProtFlags,
-    ) -> Result<Self, SlabError> {
+    fn of_range(file: BorrowedFd<'_>, offset: u64, bytes: u64, access: ProtFlags) -> Result<Self, SlabError> {
         let failed = |source| SlabError::Map { bytes, source };
         let length = usize::try_from(bytes).ok().and_then(NonZeroUsize::new);
         let length = length.ok_or(failed(Errno::EINVAL))?;
         let offset = i64::try_from(offset).map_err(|_| failed(Errno::EOVERFLOW))?;
         // SAFETY: a new mapping at an address that the kernel chooses does not affect other mappings.
         // The caller has checked or set the file's size and sealed the file, so no access can fault.
-        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, offset) }.map_err(failed)?;
+        let start =
+            unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, offset) }.map_err(failed)?;
         Ok(Self { start: start.cast(), bytes })
     }
 

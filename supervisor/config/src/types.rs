@@ -220,6 +220,8 @@ pub struct ControllerConfig {
     /// True if the supervisor applies the policy's decisions. If false, the supervisor only reports
     /// the decisions.
     pub act: bool,
+    /// True if long batches wait between two pieces for batches of other models that would be late.
+    pub hold: bool,
     /// The limit on the total GPU memory of the warm standbys on each GPU, in bytes. `None` means
     /// half of the memory of a real GPU, and no limit on an emulated GPU.
     pub standby_memory: Option<u64>,
@@ -229,6 +231,11 @@ impl ControllerConfig {
     /// Returns the policy, or `None` for `static`, which does not decide shares.
     pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
+    }
+
+    /// Returns true if batches can be held.
+    pub fn holds(&self) -> bool {
+        self.hold && self.acting_policy().is_some()
     }
 
     /// Returns the policy if it decides shares and the supervisor applies its decisions.

@@ -221,6 +221,7 @@ mod tests {
                 slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
+                priority: 1,
             },
             max_requests: 1,
             memory: 4096,

@@ -10,6 +10,7 @@
 pub mod backoff;
 pub mod blame;
 pub mod groups;
+pub mod holds;
 pub mod latency;
 pub mod placement;
 pub mod reconcile;

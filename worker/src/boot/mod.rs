@@ -287,7 +287,9 @@ impl Slabs {
         let pinned = device
             .gpu()
             // The streams of a process share a few queues, in which a batch that is held would delay others.
-            .map(|gpu| PinnedSlabs::pin(gpu, &requests, assignment.pinned_request_bytes, &writer, !is_shared));
+            .map(|gpu| {
+                PinnedSlabs::pin(gpu, &requests, assignment.pinned_request_bytes, &writer, !is_shared)
+            });
         Ok(Self { pinned, requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
     }
 }

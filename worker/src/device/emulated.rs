@@ -183,12 +183,7 @@ impl EmulatedGpu {
 
     /// Waits until the batch is complete up to the fraction `end`. `time` returns the time of the whole
     /// batch at its current speed.
-    fn wait_until_complete(
-        &self,
-        progress: &mut BatchProgress,
-        end: f64,
-        time: impl Fn(&Self) -> Duration,
-    ) {
+    fn wait_until_complete(&self, progress: &mut BatchProgress, end: f64, time: impl Fn(&Self) -> Duration) {
         loop {
             let generation = self.pool.generation().load(Ordering::Acquire);
             progress.change(now_ns(), time(self));

@@ -219,6 +219,8 @@ impl Controller {
             pads: self.gpu.is_real() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
             device: facts.uuid.as_deref().unwrap_or(&facts.device).into(),
             occupancy: Arc::clone(&facts.occupancy),
+            holds: Arc::clone(&self.context.holds[self.model.gpu]),
+            can_be_held: !process.is_member,
             sleep,
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);

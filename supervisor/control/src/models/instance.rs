@@ -161,6 +161,7 @@ fn live(model: &ModelConfig) -> LiveSettings {
         slo: model.slo,
         max_delay: model.batch.max_delay,
         reject_late: model.queue.on_late == OnLate::Reject,
+        priority: model.priority,
     }
 }
 

@@ -86,6 +86,7 @@ impl Pipeline {
         drop(self.counted_state());
         self.change(|state| {
             state.percentile = rules.slo.percentile;
+            state.priority = rules.priority;
             state.scheduler.set_rules(rules.scheduler_rules());
             state.dispatch(now);
         });

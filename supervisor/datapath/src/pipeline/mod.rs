@@ -48,7 +48,8 @@ pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
 pub use sleep::{ResidencySignal, SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 pub use workers::{
-    BatchSocket, EVENT_QUEUE_SIZE, LaneEvent, LaneReader, LaneWorker, Occupancy, OccupancyGuard, StalledBatch,
+    BatchSocket, EVENT_QUEUE_SIZE, GpuHolds, HoldTotal, LaneEvent, LaneReader, LaneWorker, ModelPair,
+    Occupancy, OccupancyGuard, StalledBatch,
 };
 
 use crate::clock::Clock;
@@ -85,11 +86,13 @@ pub struct LiveSettings {
     pub max_delay: Duration,
     /// True if late requests are refused when the model is overloaded.
     pub reject_late: bool,
+    /// The model's priority; 1 is the highest. Batches of a lower priority can wait for those of a higher one.
+    pub priority: u32,
 }
 
 impl LiveSettings {
     fn scheduler_rules(&self) -> scheduler::SchedulingRules {
-        let &Self { slo, max_delay, reject_late } = self;
+        let &Self { slo, max_delay, reject_late, .. } = self;
         scheduler::SchedulingRules { slo: slo.latency, max_delay, reject_late }
     }
 }
@@ -127,6 +130,7 @@ impl Pipeline {
             stall: StallMeter::default(),
             stats: Stats::default(),
             percentile: settings.live.slo.percentile,
+            priority: settings.live.priority,
             events_tx,
             alarm: None,
             armed: None,

@@ -54,6 +54,8 @@ pub(crate) struct PipelineState {
     pub(crate) stats: Stats,
     /// The percentage of requests that must be answered within the SLO's latency.
     pub(crate) percentile: f64,
+    /// The model's priority; 1 is the highest.
+    pub(crate) priority: u32,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
     /// The time of the next check, unless an event causes an earlier check.
     pub(crate) alarm: Option<Timestamp>,

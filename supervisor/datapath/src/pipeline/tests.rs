@@ -97,6 +97,7 @@ fn settings() -> PipelineSettings {
             slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
             max_delay: Duration::ZERO,
             reject_late: false,
+            priority: 1,
         },
         max_requests: 4,
         memory: MEMORY_BYTES as u64,
@@ -163,6 +164,8 @@ impl Stage {
             sizes: Vec::new(),
             pads: false,
             occupancy: Occupancy::new(true),
+            holds: GpuHolds::new(false),
+            can_be_held: true,
             sleep: Ok(1 << 20),
         };
         change(&mut lane_worker, &socket);

@@ -240,7 +240,7 @@ impl<K, T> Lane<K, T> {
     /// Returns the time at which the worker is expected to finish its batches, but not earlier than
     /// `now`. Steps of streams count as zero time. They are short, and new streams must not wait for
     /// them.
-    pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
+    pub fn free_at(&self, now: Timestamp) -> Timestamp {
         let time = |batch: &BatchInFlight<K, T>| match batch.step {
             true => Duration::ZERO,
             false => self.time(batch.rows),

@@ -88,8 +88,8 @@ impl CudaGpu {
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let graph = graph.map(|graph| PieceGraph { graph, context: Arc::clone(&self.context) });
-        let usable = graph
-            .filter(|graph| worked.is_ok() && graph.types().is_ok_and(|types| !types.contains(&HOST)));
+        let usable =
+            graph.filter(|graph| worked.is_ok() && graph.types().is_ok_and(|types| !types.contains(&HOST)));
         Ok(usable.map(|graph| Recording { pieces: vec![graph] }))
     }
 
@@ -186,9 +186,8 @@ impl Recording {
 
     /// Returns the number of kernels in the recording, or `None` if the driver does not report it.
     pub fn kernels(&self) -> Option<u32> {
-        let kernels = |graph: &PieceGraph| {
-            Some(graph.types().ok()?.into_iter().filter(|&kind| kind == KERNEL).count())
-        };
+        let kernels =
+            |graph: &PieceGraph| Some(graph.types().ok()?.into_iter().filter(|&kind| kind == KERNEL).count());
         u32::try_from(self.pieces.iter().map(kernels).sum::<Option<usize>>()?).ok()
     }
 }

@@ -50,7 +50,8 @@ impl CudaGpu {
         let chunks = nodes.min(MAX_CHUNKS);
         let marks: Vec<usize> = (0..=chunks).map(|chunk| chunk * nodes / chunks).collect();
         let ranges = marks.windows(2).map(|pair| pair[0]..pair[1]);
-        let graphs = ranges.map(|range| whole.part(range).map_err(list_error)).collect::<Result<Vec<_>, _>>()?;
+        let graphs =
+            ranges.map(|range| whole.part(range).map_err(list_error)).collect::<Result<Vec<_>, _>>()?;
         let executables = graphs.iter().map(PieceGraph::instantiate).collect::<Result<Vec<_>, _>>()?;
         let cuts = cuts(&marks, &self.time(&executables)?, wanted);
         cuts.windows(2).map(|pair| whole.part(pair[0]..pair[1]).map_err(list_error)).collect()

@@ -38,7 +38,8 @@ impl PinnedSlabs {
         gpu.pinned_end.store(part.0.as_ptr().addr() + part.1 as usize, Ordering::Relaxed);
         let requests = is_supported.then(|| register(part, sys::CU_MEMHOSTREGISTER_READ_ONLY));
         let word = responses.hold_word();
-        let hold = may_be_held.then(|| register(RegisteredHold::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
+        let hold =
+            may_be_held.then(|| register(RegisteredHold::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
         if let Some(hold) = hold.flatten().and_then(|_| RegisteredHold::of(word)) {
             gpu.hold.get_or_init(|| hold);
         }

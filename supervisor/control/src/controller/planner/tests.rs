@@ -78,7 +78,12 @@ impl Rig {
             let (lane_events_tx, _) = mpsc::channel(1);
             let settings = pipeline::PipelineSettings {
                 name: model.name.clone(),
-                live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
+                live: pipeline::LiveSettings {
+                    slo: model.slo,
+                    max_delay: Duration::ZERO,
+                    reject_late: true,
+                    priority: 1,
+                },
                 max_requests: 1,
                 memory: 4096,
                 profile: None,

@@ -106,7 +106,12 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     let late = stage.request();
     stage.until((1, 1)).await;
     let slo = SloTarget { latency: EASY, percentile: 99.0 };
-    stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
+    stage.pipeline.set_live_settings(LiveSettings {
+        slo,
+        max_delay: Duration::ZERO,
+        reject_late: true,
+        priority: 1,
+    });
     let others = [stage.request(), stage.request()];
     stage.until((3, 1)).await;
     stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(2) });
@@ -229,7 +234,12 @@ async fn an_observation_covers_the_time_since_the_previous_one() {
     let batch = worker.batch().await;
     stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     let slo = |latency| SloTarget { latency, percentile: 99.0 };
-    let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
+    let rules = |latency| LiveSettings {
+        slo: slo(latency),
+        max_delay: Duration::ZERO,
+        reject_late: true,
+        priority: 1,
+    };
     stage.pipeline.set_live_settings(rules(HOPELESS));
     refused(stage.request(), "SLO").await;
     stage.pipeline.set_live_settings(rules(EASY));

@@ -49,8 +49,14 @@ impl WorkerLink {
 
 impl PipelineState {
     pub(crate) fn next_check(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let Self { scheduler, links, .. } = self;
-        links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
+        let Self { scheduler, links, priority, .. } = self;
+        let (priority, slo) = (*priority, scheduler.slo());
+        let checks = links.iter_mut().filter_map(|link| {
+            let lane = scheduler.lane(link.worker)?;
+            link.holds.update(lane, priority, slo, now);
+            link.next_check(lane, now)
+        });
+        checks.min()
     }
 
     /// Refuses requests past their deadline if the model sleeps or a suspect is executing. A suspect is a request that

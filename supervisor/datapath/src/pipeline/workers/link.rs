@@ -14,11 +14,13 @@ use shadowslice_shared::batch::{
     self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, StreamStep,
 };
 use shadowslice_shared::groups::READY_PARTITIONS;
+use shadowslice_shared::hold::HoldWord;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::BatchSocket;
+use super::holds::{GpuHolds, HoldMember};
 use super::occupancy::{Occupancy, OccupancyGuard};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
@@ -48,6 +50,10 @@ pub struct LaneWorker {
     pub pads: bool,
     /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
+    /// The holds of the worker's GPU.
+    pub holds: Arc<GpuHolds>,
+    /// False if the worker's batches never wait, because it shares its process.
+    pub can_be_held: bool,
     /// The GPU memory that the worker releases while the model sleeps in bytes, or the reason why the
     /// worker must exit for a sleep.
     pub sleep: Result<u64, String>,
@@ -88,6 +94,7 @@ pub(crate) struct WorkerLink {
     /// The commands that could not be sent yet. They are sent before the next batch.
     outbox: VecDeque<Command>,
     pub(crate) residency: Residency,
+    pub(crate) holds: HoldMember,
 }
 
 impl WorkerLink {
@@ -96,9 +103,11 @@ impl WorkerLink {
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
+        (model, word): (Arc<str>, Arc<HoldWord>),
         now: Timestamp,
     ) -> (Self, PipelineLane) {
-        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, sleep } = lane_worker;
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, holds, can_be_held, sleep } =
+            lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = PipelineLane::new(worker, &slice, blank, slots);
@@ -115,6 +124,7 @@ impl WorkerLink {
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
             residency: Residency::new(sleep, now),
+            holds: HoldMember::join(holds, worker, model, word, can_be_held),
         };
         (link, lane)
     }

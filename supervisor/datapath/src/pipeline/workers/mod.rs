@@ -1,6 +1,7 @@
 //! The lanes to the workers: sockets and messages, hung workers, and inputs that kill workers.
 
 mod hangs;
+mod holds;
 mod lane_events;
 mod link;
 mod occupancy;
@@ -10,6 +11,7 @@ mod shapes;
 mod socket;
 
 pub use hangs::StalledBatch;
+pub use holds::{GpuHolds, HoldTotal, ModelPair};
 pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
 pub use link::LaneWorker;
 pub use occupancy::{Occupancy, OccupancyGuard};

@@ -45,7 +45,8 @@ impl LaneReader {
     ) -> Self {
         let worker = lane_worker.worker;
         let (profile, now) = (pipeline.profile.as_ref(), pipeline.now());
-        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), now);
+        let held = (Arc::clone(&pipeline.name), Arc::clone(slab.hold_word()));
+        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), held, now);
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);

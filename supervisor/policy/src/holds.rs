@@ -1,0 +1,199 @@
+//! Holds: which batches wait at their next piece, so that a batch with less time can use their SMs.
+//!
+//! A long batch of one model delays the batches of all models on the same SMs. A worker cuts long batches
+//! into pieces ([`shadowslice_shared::hold`]). When a batch starts that would otherwise be late, the
+//! [`HoldBoard`] of the GPU holds the batches that may wait: those of a lower priority, and those of the same
+//! priority whose own deadlines permit it. Held batches continue when the batch ends. A worker is held for at
+//! most about half of the time, as in Paella's deficit (SOSP 2023).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::hold::MAX_HOLD;
+use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Timestamp;
+
+/// The factor by which the SLO of a model of the same priority must be longer so that its batches wait.
+/// Models with similar SLOs would otherwise hold each other.
+const LONGER_SLO: u32 = 4;
+
+/// The excess of the time for which a worker was held over the time for which it was not, beyond which no new
+/// hold begins: two of the longest holds.
+const MAX_DEFICIT: Duration = MAX_HOLD.saturating_mul(2);
+
+/// The terms on which a worker's batches wait for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldTerms {
+    /// The model's priority; 1 is the highest.
+    pub priority: u32,
+    /// The model's SLO.
+    pub slo: Duration,
+    /// False if the worker's batches never wait.
+    pub can_be_held: bool,
+}
+
+/// A batch that executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningBatch {
+    /// A number that differs between consecutive batches of the worker.
+    pub id: u64,
+    /// The groups of SMs.
+    pub groups: Groups,
+    /// The predicted time of the batch.
+    pub time: Duration,
+    /// The time at which the worker is expected to finish all batches that were sent to it.
+    pub free_at: Timestamp,
+    /// The earliest deadline of the requests in the batch.
+    pub deadline: Timestamp,
+}
+
+/// A change of a worker's [hold word](shadowslice_shared::hold::HoldWord).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldChange {
+    /// The worker's batch waits at its next piece. Each hold has another number.
+    Hold {
+        /// The worker to hold.
+        worker: WorkerId,
+        /// The number of the hold.
+        number: u32,
+    },
+    /// The worker's batch continues.
+    Release {
+        /// The held worker.
+        worker: WorkerId,
+        /// The worker for whose batch it waited.
+        beneficiary: WorkerId,
+        /// The time since the hold began.
+        held: Duration,
+    },
+}
+
+/// The workers of one GPU, with their executing batches and their holds.
+#[derive(Debug, Default)]
+pub struct HoldBoard {
+    members: BTreeMap<WorkerId, Member>,
+    next_number: u32,
+}
+
+#[derive(Debug)]
+struct Member {
+    terms: HoldTerms,
+    running: Option<RunningBatch>,
+    hold: Option<CurrentHold>,
+    /// The batch of the last hold that lasted too long. It holds this worker only once.
+    expired: Option<(WorkerId, u64)>,
+    /// The excess of held over other time, at the time `since`.
+    deficit: Duration,
+    since: Timestamp,
+}
+
+#[derive(Debug)]
+struct CurrentHold {
+    beneficiary: WorkerId,
+    /// The batch of the beneficiary for which this worker waits.
+    batch: u64,
+    began: Timestamp,
+}
+
+impl Member {
+    /// Updates the deficit.
+    fn advance(&mut self, now: Timestamp) {
+        let passed = now.since(self.since);
+        self.deficit = match self.hold {
+            Some(_) => self.deficit + passed,
+            None => self.deficit.saturating_sub(passed),
+        };
+        self.since = now.max(self.since);
+    }
+
+    /// Returns whether this worker's batch should wait for the batch `urgent` of another worker.
+    fn yields_to(&self, urgent: &RunningBatch, terms: HoldTerms, now: Timestamp) -> bool {
+        let Some(own) = self.running.as_ref().filter(|_| self.terms.can_be_held) else { return false };
+        let meets = own.groups.common(urgent.groups) != Groups::NONE;
+        let would_be_late = own.free_at.max(now) + urgent.time > urgent.deadline;
+        let is_short = urgent.time <= MAX_HOLD;
+        meets && would_be_late && is_short && self.can_wait(own, urgent, terms) && self.deficit < MAX_DEFICIT
+    }
+
+    fn can_wait(&self, own: &RunningBatch, urgent: &RunningBatch, terms: HoldTerms) -> bool {
+        if self.terms.priority != terms.priority {
+            return self.terms.priority > terms.priority;
+        }
+        let is_patient = self.terms.slo >= terms.slo.saturating_mul(LONGER_SLO);
+        is_patient && own.free_at + urgent.time <= own.deadline
+    }
+}
+
+impl HoldBoard {
+    /// Records the batch that a worker executes now, or `None` if it executes none. Returns the changes to
+    /// the hold words of this and other workers.
+    pub fn set_running(
+        &mut self,
+        worker: WorkerId,
+        terms: HoldTerms,
+        running: Option<RunningBatch>,
+        now: Timestamp,
+    ) -> Vec<HoldChange> {
+        let new =
+            || Member { terms, running, hold: None, expired: None, deficit: Duration::ZERO, since: now };
+        let member = self.members.entry(worker).or_insert_with(new);
+        (member.terms, member.running) = (terms, running);
+        self.update(now)
+    }
+
+    /// Removes a worker that has ended. The holds for its batches end.
+    pub fn remove(&mut self, worker: WorkerId) -> Vec<HoldChange> {
+        let Some(Member { since, .. }) = self.members.remove(&worker) else { return Vec::new() };
+        self.update(since)
+    }
+
+    /// Ends the holds whose batch has ended, and begins new ones.
+    fn update(&mut self, now: Timestamp) -> Vec<HoldChange> {
+        let mut changes = Vec::new();
+        let workers: Vec<_> = self.members.keys().copied().collect();
+        for worker in workers {
+            let urgent = self.urgent_batch(worker, now);
+            let Some(member) = self.members.get_mut(&worker) else { continue };
+            member.advance(now);
+            let same = |hold: &CurrentHold| urgent == Some((hold.beneficiary, hold.batch));
+            if member.hold.as_ref().is_some_and(same) || (member.hold.is_none() && urgent.is_none()) {
+                continue;
+            }
+            if let Some(CurrentHold { beneficiary, batch, began }) = member.hold.take() {
+                member.expired = (now.since(began) >= MAX_HOLD).then_some((beneficiary, batch));
+                changes.push(HoldChange::Release { worker, beneficiary, held: now.since(began) });
+            }
+            if let Some((beneficiary, batch)) = urgent {
+                member.hold = Some(CurrentHold { beneficiary, batch, began: now });
+                self.next_number = self.next_number.wrapping_add(1).max(1);
+                changes.push(HoldChange::Hold { worker, number: self.next_number });
+            }
+        }
+        changes
+    }
+
+    /// Returns the worker and the batch for which this worker should wait. A hold that has begun continues
+    /// until its batch ends.
+    fn urgent_batch(&self, worker: WorkerId, now: Timestamp) -> Option<(WorkerId, u64)> {
+        let member = self.members.get(&worker)?;
+        let runs = |beneficiary: &WorkerId| self.members.get(beneficiary).and_then(|member| member.running);
+        if let Some(CurrentHold { beneficiary, batch, began }) = &member.hold
+            && now.since(*began) < MAX_HOLD
+            && runs(beneficiary).is_some_and(|running| running.id == *batch)
+        {
+            return Some((*beneficiary, *batch));
+        }
+        let others = self.members.iter().filter(|(other, _)| **other != worker);
+        let batches = others.filter_map(|(other, member)| Some((other, member.terms, member.running?)));
+        let ended = member.hold.as_ref().map(|hold| (hold.beneficiary, hold.batch)).or(member.expired);
+        let urgent = batches.filter(|(other, terms, batch)| {
+            ended != Some((**other, batch.id)) && member.yields_to(batch, *terms, now)
+        });
+        let first = urgent.min_by_key(|(_, terms, batch)| (terms.priority, batch.deadline));
+        first.map(|(other, _, batch)| (*other, batch.id))
+    }
+}
+
+#[cfg(test)]
+mod tests;
