@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::hold::MAX_HOLD;
-use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
 /// The factor by which the SLO of a model of the same priority must be longer so that its batches wait.
@@ -21,6 +20,10 @@ const LONGER_SLO: u32 = 4;
 /// The excess of the time for which a worker was held over the time for which it was not, beyond which no new
 /// hold begins: two of the longest holds.
 const MAX_DEFICIT: Duration = MAX_HOLD.saturating_mul(2);
+
+/// The id of a worker on a [`HoldBoard`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
 
 /// The terms on which a worker's batches wait for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,16 +57,16 @@ pub enum HoldChange {
     /// The worker's batch waits at its next piece. Each hold has another number.
     Hold {
         /// The worker to hold.
-        worker: WorkerId,
+        worker: MemberId,
         /// The number of the hold.
         number: u32,
     },
     /// The worker's batch continues.
     Release {
         /// The held worker.
-        worker: WorkerId,
+        worker: MemberId,
         /// The worker for whose batch it waited.
-        beneficiary: WorkerId,
+        beneficiary: MemberId,
         /// The time since the hold began.
         held: Duration,
     },
@@ -72,7 +75,7 @@ pub enum HoldChange {
 /// The workers of one GPU, with their executing batches and their holds.
 #[derive(Debug, Default)]
 pub struct HoldBoard {
-    members: BTreeMap<WorkerId, Member>,
+    members: BTreeMap<MemberId, Member>,
     next_number: u32,
 }
 
@@ -82,7 +85,7 @@ struct Member {
     running: Option<RunningBatch>,
     hold: Option<CurrentHold>,
     /// The batch of the last hold that lasted too long. It holds this worker only once.
-    expired: Option<(WorkerId, u64)>,
+    expired: Option<(MemberId, u64)>,
     /// The excess of held over other time, at the time `since`.
     deficit: Duration,
     since: Timestamp,
@@ -90,7 +93,7 @@ struct Member {
 
 #[derive(Debug)]
 struct CurrentHold {
-    beneficiary: WorkerId,
+    beneficiary: MemberId,
     /// The batch of the beneficiary for which this worker waits.
     batch: u64,
     began: Timestamp,
@@ -130,7 +133,7 @@ impl HoldBoard {
     /// the hold words of this and other workers.
     pub fn set_running(
         &mut self,
-        worker: WorkerId,
+        worker: MemberId,
         terms: HoldTerms,
         running: Option<RunningBatch>,
         now: Timestamp,
@@ -143,7 +146,7 @@ impl HoldBoard {
     }
 
     /// Removes a worker that has ended. The holds for its batches end.
-    pub fn remove(&mut self, worker: WorkerId) -> Vec<HoldChange> {
+    pub fn remove(&mut self, worker: MemberId) -> Vec<HoldChange> {
         let Some(Member { since, .. }) = self.members.remove(&worker) else { return Vec::new() };
         self.update(since)
     }
@@ -175,9 +178,9 @@ impl HoldBoard {
 
     /// Returns the worker and the batch for which this worker should wait. A hold that has begun continues
     /// until its batch ends.
-    fn urgent_batch(&self, worker: WorkerId, now: Timestamp) -> Option<(WorkerId, u64)> {
+    fn urgent_batch(&self, worker: MemberId, now: Timestamp) -> Option<(MemberId, u64)> {
         let member = self.members.get(&worker)?;
-        let runs = |beneficiary: &WorkerId| self.members.get(beneficiary).and_then(|member| member.running);
+        let runs = |beneficiary: &MemberId| self.members.get(beneficiary).and_then(|member| member.running);
         if let Some(CurrentHold { beneficiary, batch, began }) = &member.hold
             && now.since(*began) < MAX_HOLD
             && runs(beneficiary).is_some_and(|running| running.id == *batch)

@@ -6,6 +6,7 @@ mod bounds;
 mod delivery;
 mod ended;
 mod hangs;
+mod holds;
 mod journal;
 mod misses;
 mod request_options;

@@ -1,8 +1,8 @@
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
-const CRITICAL: WorkerId = WorkerId(1);
-const HOG: WorkerId = WorkerId(2);
+const CRITICAL: MemberId = MemberId(1);
+const HOG: MemberId = MemberId(2);
 
 fn at(ms: u32) -> Timestamp {
     Timestamp::after_origin(MS * (1_000 + ms))

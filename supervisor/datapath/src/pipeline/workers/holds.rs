@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, RunningBatch};
+use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, MemberId, RunningBatch};
 use shadowslice_shared::hold::HoldWord;
-use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
 use super::link::PipelineLane;
@@ -24,7 +23,9 @@ pub struct GpuHolds {
 #[derive(Debug, Default)]
 struct HoldsState {
     board: HoldBoard,
-    members: BTreeMap<WorkerId, HeldWorker>,
+    members: BTreeMap<MemberId, HeldWorker>,
+    /// The number of workers that have joined, which gives each its id.
+    joined: u64,
     totals: BTreeMap<ModelPair, HoldTotal>,
 }
 
@@ -98,7 +99,7 @@ impl HoldsState {
 #[derive(Debug)]
 pub(crate) struct HoldMember {
     holds: Arc<GpuHolds>,
-    worker: WorkerId,
+    id: MemberId,
     /// False if the worker's batches never wait.
     can_be_held: bool,
     /// The executing batch, and the number of batches in flight, as reported last.
@@ -108,13 +109,16 @@ pub(crate) struct HoldMember {
 impl HoldMember {
     pub(crate) fn join(
         holds: Arc<GpuHolds>,
-        worker: WorkerId,
         model: Arc<str>,
         word: Arc<HoldWord>,
         can_be_held: bool,
     ) -> Self {
-        holds.state.lock().members.insert(worker, HeldWorker { model, word });
-        Self { holds, worker, can_be_held, reported: None }
+        let mut state = holds.state.lock();
+        state.joined += 1;
+        let id = MemberId(state.joined);
+        state.members.insert(id, HeldWorker { model, word });
+        drop(state);
+        Self { holds, id, can_be_held, reported: None }
     }
 
     /// Reports the executing batch of `lane`, and applies the holds that follow from it.
@@ -136,7 +140,7 @@ impl HoldMember {
         });
         let terms = HoldTerms { priority, slo, can_be_held: self.can_be_held };
         let mut state = self.holds.state.lock();
-        let changes = state.board.set_running(self.worker, terms, running, now);
+        let changes = state.board.set_running(self.id, terms, running, now);
         state.apply(&changes);
     }
 }
@@ -144,8 +148,8 @@ impl HoldMember {
 impl Drop for HoldMember {
     fn drop(&mut self) {
         let mut state = self.holds.state.lock();
-        let changes = state.board.remove(self.worker);
+        let changes = state.board.remove(self.id);
         state.apply(&changes);
-        state.members.remove(&self.worker);
+        state.members.remove(&self.id);
     }
 }

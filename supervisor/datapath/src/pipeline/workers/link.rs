@@ -124,7 +124,7 @@ impl WorkerLink {
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
             residency: Residency::new(sleep, now),
-            holds: HoldMember::join(holds, worker, model, word, can_be_held),
+            holds: HoldMember::join(holds, model, word, can_be_held),
         };
         (link, lane)
     }
