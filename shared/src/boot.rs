@@ -341,6 +341,9 @@ pub struct WarmUpReport {
     /// The number of kernels in a recorded batch (a CUDA graph), or `None` if the worker recorded no
     /// batch.
     pub kernels: Option<u32>,
+    /// The number of pieces of the largest batch, or the reason why the worker's batches are not cut. The
+    /// supervisor can hold only batches that are cut.
+    pub pieces: Result<u32, String>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
     /// The reason why the worker does not share its weights with other workers on the GPU. This is
@@ -361,6 +364,7 @@ impl Default for WarmUpReport {
             activations: 0,
             partitions: None,
             kernels: None,
+            pieces: Err("the worker has not reported whether it cuts batches into pieces".to_owned()),
             memory: DeviceMemory::default(),
             unshared: None,
             sleep: Err("the worker has not reported whether the model can sleep".to_owned()),

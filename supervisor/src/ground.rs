@@ -94,7 +94,7 @@ impl Ground {
             readings: watch.readings(),
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
-            holds: gpus.iter().map(|_| GpuHolds::new(config.controller.holds())).collect(),
+            holds: gpus.iter().map(|_| GpuHolds::new(config.controller.preempts())).collect(),
             policy_acts: config.controller.acting_policy().is_some(),
             residency: Arc::new(ResidencyBoard::new(gpus.len())),
             starts: StartQueue::of_host(),

@@ -83,11 +83,11 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     });
     let interval = fields.read("interval", |value| value.duration());
     let act = fields.read("act", |value| value.flag());
-    let hold = fields.read("hold", |value| value.flag());
+    let preempt = fields.read("preempt", |value| value.flag());
     let standby_memory = fields.optional("standby_memory", Value::size);
-    let controller = ControllerConfig { policy, interval, act, hold, standby_memory };
+    let controller = ControllerConfig { policy, interval, act, preempt, standby_memory };
     let default = fields.default("interval", |value| value.duration());
-    for (key, is_default) in [("interval", interval == default), ("act", act), ("hold", hold)] {
+    for (key, is_default) in [("interval", interval == default), ("act", act), ("preempt", preempt)] {
         if let (Some(value), false, None) = (fields.get(key), is_default, controller.deciding_policy()) {
             context.note(&value, "this has no effect under `policy: static`");
         }

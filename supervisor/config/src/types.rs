@@ -220,8 +220,8 @@ pub struct ControllerConfig {
     /// True if the supervisor applies the policy's decisions. If false, the supervisor only reports
     /// the decisions.
     pub act: bool,
-    /// True if long batches wait between two pieces for batches of other models that would be late.
-    pub hold: bool,
+    /// True if long batches pause between two pieces for batches of other models that would be late.
+    pub preempt: bool,
     /// The limit on the total GPU memory of the warm standbys on each GPU, in bytes. `None` means
     /// half of the memory of a real GPU, and no limit on an emulated GPU.
     pub standby_memory: Option<u64>,
@@ -233,9 +233,9 @@ impl ControllerConfig {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
-    /// Returns true if batches can be held.
-    pub fn holds(&self) -> bool {
-        self.hold && self.acting_policy().is_some()
+    /// Returns true if batches pause for others.
+    pub fn preempts(&self) -> bool {
+        self.preempt && self.acting_policy().is_some()
     }
 
     /// Returns the policy if it decides shares and the supervisor applies its decisions.

@@ -64,6 +64,9 @@ pub struct ModelPlan {
     /// The reason why no share is sufficient, if more requests arrive than a copy can answer.
     #[serde(default)]
     pub overload: Option<String>,
+    /// The pauses of the model's batches for other models since the start, as text.
+    #[serde(default)]
+    pub paused: Option<String>,
 }
 
 /// The admission and batching of a model's requests.
@@ -166,6 +169,7 @@ impl ModelPlan {
             observed: ObservationReport::of(&snapshot.observation),
             recent: decision.recent.into(),
             overload: None,
+            paused: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod collect;
 mod gpus;
 mod plan;
+mod preemption;
 mod sleep;
 mod states;
 pub(crate) mod table;
@@ -18,6 +19,8 @@ pub(crate) use collect::{of_gpu, of_served, of_unloaded};
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub(crate) use plan::{plan, why as plan_why};
+pub(crate) use preemption::pauses;
+pub use preemption::{PreemptedFor, PreemptionStatus};
 pub use sleep::SleepStatus;
 pub(crate) use sleep::sleep_note;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
@@ -170,6 +173,8 @@ pub struct ModelStatus {
     pub handovers: Handovers,
     /// The sleep of the model. `None` if no worker serves.
     pub sleep: Option<SleepStatus>,
+    /// The pauses of the model's batches for other models. `None` if no worker serves.
+    pub preemption: Option<PreemptionStatus>,
 }
 
 /// The files from which a model was loaded.

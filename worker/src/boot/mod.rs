@@ -417,6 +417,8 @@ impl Parts {
             }
             warmed.partitions = Some(proven);
         }
+        let largest = warmed.times.iter().map(|time| time.rows).max().unwrap_or(1);
+        warmed.pieces = self.device.pieces(largest);
         warmed.memory = self.memory;
         warmed.sleep = self.engine.check_release().and_then(|()| match self.device.emulated() {
             Some(gpu) => Ok(gpu.weights()),

@@ -89,6 +89,13 @@ impl EmulatedGpu {
         self.hold = Some(Arc::clone(hold));
     }
 
+    /// Returns the number of pieces of a batch of `rows` rows, or the reason why batches are not cut.
+    pub fn pieces(&self, rows: u32) -> Result<u32, String> {
+        let Some(_) = self.hold else { return Err("models that share a process do not wait".to_owned()) };
+        let execution = self.execution.as_ref().ok_or("without a profile, batches take no time")?;
+        Ok(pieces(execution.time(rows, f64::from(self.own.sms.0))))
+    }
+
     /// Takes the memory that the profile states.
     pub fn take_memory(
         &mut self,

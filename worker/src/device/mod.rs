@@ -93,6 +93,16 @@ impl ComputeDevice {
         }
     }
 
+    /// Returns the number of pieces of a batch of `rows` rows, which is the largest, or the reason why
+    /// batches are not cut.
+    pub fn pieces(&self, rows: u32) -> Result<u32, String> {
+        match self {
+            Self::Host => Err("the host's CPU runs the batches".to_owned()),
+            Self::Emulated(gpu) => gpu.pieces(rows),
+            Self::Cuda(gpu) => gpu.pieces(),
+        }
+    }
+
     pub fn gpu(&self) -> Option<&Arc<CudaGpu>> {
         match self {
             Self::Host | Self::Emulated(_) => None,

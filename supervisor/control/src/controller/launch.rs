@@ -220,7 +220,7 @@ impl Controller {
             device: facts.uuid.as_deref().unwrap_or(&facts.device).into(),
             occupancy: Arc::clone(&facts.occupancy),
             holds: Arc::clone(&self.context.holds[self.model.gpu]),
-            can_be_held: !process.is_member,
+            pieces: process.pieces.clone(),
             sleep,
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);

@@ -165,6 +165,8 @@ pub struct Worker {
     /// The device memory that the worker releases while the model sleeps, in bytes, or the reason why the
     /// model cannot sleep.
     pub sleep: Result<u64, String>,
+    /// The number of pieces of the worker's largest batch, or the reason why its batches are not cut.
+    pub pieces: Result<u32, String>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
     /// The sender for the order to load, until the order is sent.
@@ -252,6 +254,7 @@ impl Worker {
             warming: None,
             memory: None,
             sleep: Err("the worker is not warm".to_owned()),
+            pieces: Err("the worker is not warm".to_owned()),
         };
         launch.attend(host, boot_socket, load_rx, kill_rx, plan);
         Ok(worker)
@@ -286,6 +289,7 @@ impl Worker {
                 (boot.warmup, boot.proof) = (ms(warmed.warmup), ms(warmed.proof));
                 self.memory = Some(warmed.memory);
                 self.sleep = warmed.sleep.clone();
+                self.pieces = warmed.pieces.clone();
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
             WorkerSaid::Refused(_) => self.warming = None,

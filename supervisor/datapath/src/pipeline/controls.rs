@@ -15,7 +15,7 @@ use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
 use super::requests::Metadata;
 use super::trace_event;
-use super::workers::{LaneEvent, StalledBatch};
+use super::workers::{HoldTotal, LaneEvent, StalledBatch};
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
@@ -40,6 +40,11 @@ pub struct PipelineReport {
     /// The execution time of batches at the current share, for each number of rows. The list is
     /// empty if no worker serves.
     pub execution: Vec<(u32, Duration)>,
+    /// The number of pieces of the model's largest batch, or the reason why its batches never wait for
+    /// others. `None` if no worker serves.
+    pub pieces: Option<Result<u32, String>>,
+    /// The holds of the model's batches since the start, by the models for which they waited.
+    pub holds: Vec<(Arc<str>, HoldTotal)>,
 }
 
 impl Pipeline {
@@ -217,6 +222,10 @@ impl Pipeline {
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         let percentile = state.percentile;
+        let worker = serving.map(|lane| lane.worker);
+        let link = state.links.iter().find(|link| Some(link.worker) == worker);
+        let (pieces, holds) =
+            link.map(|link| (link.holds.pieces.clone(), link.holds.totals(&self.name))).unzip();
         PipelineReport {
             at: now,
             open: state.gate == Gate::Open,
@@ -229,6 +238,8 @@ impl Pipeline {
             in_flight: state.scheduler.in_flight(),
             stalled: state.stalled_batch(now),
             execution,
+            pieces,
+            holds: holds.unwrap_or_default(),
         }
     }
 

@@ -166,7 +166,7 @@ impl Stage {
             pads: false,
             occupancy: Occupancy::new(true),
             holds: GpuHolds::new(false),
-            can_be_held: true,
+            pieces: Ok(8),
             sleep: Ok(1 << 20),
         };
         change(&mut lane_worker, &socket);

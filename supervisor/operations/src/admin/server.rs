@@ -88,6 +88,7 @@ impl AdminContext {
             let served = models.served.iter().find(|served| served.model.name == plan.name);
             plan.overload =
                 served.and_then(|served| Needs::of(served, &watched).overload(&served.pipeline.rates()));
+            plan.paused = served.and_then(|served| status::pauses(&served.pipeline));
         }
         plan
     }

@@ -6,7 +6,7 @@ use super::text::{Metric, MetricSample, counter, gauge, histogram, summary};
 use super::{Certificate, ModelMetrics, SupervisorMetrics};
 use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
-use crate::status::{LoadedStatus, MIB};
+use crate::status::{LoadedStatus, MIB, PreemptedFor};
 use shadowslice_control::controller::{Changes, Mechanism, Outcomes, Planned, ReportedState, WaitReason};
 use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
@@ -40,6 +40,16 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "shadowslice_model_pinned_bytes",
         "Pinned host memory in which the model's weights wait while it sleeps.",
         |model| one(model.status.sleep.as_ref().map(|sleep| (sleep.pinned_mib * MIB) as f64)),
+    ),
+    counter(
+        "shadowslice_model_preemptions_total",
+        "Pauses of the model's batches for batches of other models, by the other model.",
+        |model| preemptions(model, |paused| paused.count as f64),
+    ),
+    counter(
+        "shadowslice_model_preempted_seconds_total",
+        "Time for which the model's batches paused for batches of other models, by the other model.",
+        |model| preemptions(model, |paused| paused.total_ms / 1e3),
     ),
     gauge(
         "shadowslice_model_files_changed",
@@ -384,6 +394,15 @@ fn outcomes(model: &ModelMetrics) -> Vec<MetricSample> {
         ("cancelled", requests.cancelled),
     ];
     by("outcome", &counts)
+}
+
+fn preemptions(model: &ModelMetrics, value: impl Fn(&PreemptedFor) -> f64) -> Vec<MetricSample> {
+    let paused = model.status.preemption.iter().flat_map(|preemption| &preemption.paused);
+    let sample = |paused: &PreemptedFor| {
+        let labels = vec![("for", paused.model.clone())];
+        MetricSample { suffix: "", labels, value: value(paused) }
+    };
+    paused.map(sample).collect()
 }
 
 fn refusals(model: &ModelMetrics) -> Vec<MetricSample> {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Timestamp, ms};
 
+use super::PreemptionStatus;
 use super::gpus::{no_room, of_reading, of_workers};
 use super::states;
 use super::{GpuStatus, Latency, LoadedStatus, ModelStatus, SloStatus};
@@ -71,6 +72,7 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         files_changed: served.files.changed.load(Ordering::Relaxed),
         stalled: seen.stalled.map(stalled),
         sleep: served.pipeline.sleep_report().map(Into::into),
+        preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.holds)),
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }
 }

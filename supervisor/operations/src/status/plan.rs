@@ -35,6 +35,9 @@ pub(crate) fn why(model: &ModelPlan) -> String {
     if let Some(overload) = &model.overload {
         text.push_str(&format!("; overloaded: {overload}"));
     }
+    if let Some(paused) = &model.paused {
+        text.push_str(&format!("; {paused}"));
+    }
     if model.held {
         text.push_str("; held");
     }
@@ -125,6 +128,7 @@ mod tests {
             },
             recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
             overload: None,
+            paused: None,
         }
     }
 
@@ -154,6 +158,14 @@ mod tests {
         let output = output(vec![ModelPlan { overload, ..model("speech") }]);
         let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(output.contains("before that; overloaded: a copy serves 9 requests/s"), "{output}");
+    }
+
+    #[test]
+    fn pauses_for_other_models_follow_the_reason() {
+        let paused = Some("batches paused 4 times for search".to_owned());
+        let output = output(vec![ModelPlan { paused, ..model("speech") }]);
+        let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(output.contains("before that; batches paused 4 times for search; in-process"), "{output}");
     }
 
     #[test]

@@ -180,14 +180,14 @@ impl UnderTest<'_> {
     }
 
     fn config(&self, figures: &FigureStore, contestant: Contestant) -> Result<String, StageError> {
-        let Contestant { policy, handover, mps, hold, .. } = contestant;
-        let hold = if hold { "" } else { ", hold: false" };
+        let Contestant { policy, handover, mps, preempt, .. } = contestant;
+        let preempt = if preempt { "" } else { ", preempt: false" };
         let gpu = gpu(self.settings);
         let gpu = if mps { gpu } else { gpu.replace('}', ", partition: none}") };
         let (batch, threads) = (self.mix.batch, threads());
         let mut text = format!(
             "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{gpu}]\n\
-             controller: {{policy: {policy}{hold}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
+             controller: {{policy: {policy}{preempt}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
         );
         let mut add = |part: String| write!(text, "{part}").expect("writing to a string cannot fail");
         for (guest, model) in self.mix.models.iter().zip(&self.models) {

@@ -34,6 +34,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
@@ -41,6 +42,7 @@ use shadowslice_shared::units::Sms;
 use exclusion::Exclusion;
 use held::RegisteredHold;
 use open::GpuOpenError;
+use pieces::CutSummary;
 use shadowslice_shared::errors::chain;
 
 /// A failed CUDA call, after which the context may be unusable.
@@ -69,6 +71,7 @@ pub struct CudaGpu {
     pinned_end: AtomicUsize,
     /// The worker's hold word, if the supervisor can hold this model.
     hold: OnceLock<RegisteredHold>,
+    cuts: Mutex<CutSummary>,
     sms: Sms,
 }
 
@@ -114,8 +117,8 @@ impl CudaGpu {
         let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        let (pinned_end, hold) = (AtomicUsize::new(0), OnceLock::new());
-        Ok(Self { context, compute, copies, events, completions, pinned_end, hold, sms })
+        let (pinned_end, hold, cuts) = (AtomicUsize::new(0), OnceLock::new(), Mutex::default());
+        Ok(Self { context, compute, copies, events, completions, pinned_end, hold, cuts, sms })
     }
 
     /// Returns the number of SMs that MPS actually assigned to this process, as the driver reports

@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 use cudarc::driver::{DriverError, sys};
+use shadowslice_shared::errors::chain;
 use shadowslice_shared::hold::pieces;
 
 use super::graph::{PieceExecutable, PieceGraph, Recording, clone_graph};
@@ -23,9 +24,42 @@ const MAX_CHUNKS: usize = 48;
 /// The number of times that each chunk is timed. The shortest time counts.
 const ROUNDS: usize = 3;
 
+/// The reasons why a long recording is one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum UncutReason {
+    #[error("the recorded kernels do not form a chain")]
+    NoChain,
+    #[error("one kernel takes most of the time of the batch")]
+    NoBorder,
+    #[error("the driver cannot divide the recording")]
+    Driver(#[source] CudaError),
+}
+
+/// The result of all cuts of a worker's recordings.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) enum CutSummary {
+    /// There are no recordings.
+    #[default]
+    Nothing,
+    /// The largest number of pieces of a recording.
+    Pieces(usize),
+    /// A long recording is one piece.
+    Uncut(UncutReason),
+}
+
+impl CutSummary {
+    fn add(&mut self, cut: Result<usize, UncutReason>) {
+        *self = match (*self, cut) {
+            (Self::Uncut(why), _) | (_, Err(why)) => Self::Uncut(why),
+            (Self::Nothing, Ok(pieces)) => Self::Pieces(pieces),
+            (Self::Pieces(most), Ok(pieces)) => Self::Pieces(most.max(pieces)),
+        }
+    }
+}
+
 impl CudaGpu {
     /// Cuts a recording into pieces of about equal time. Executes the recording several times, so its inputs
-    /// must be in place. Returns a recording that is short or cannot be cut as it is.
+    /// must be in place. A recording that is short or cannot be cut stays as it is.
     pub fn cut(&self, recording: Recording) -> Result<Recording, CudaError> {
         // Without holds, pieces would only cost time.
         let ([whole], Some(_)) = (&recording.pieces[..], self.hold.get()) else { return Ok(recording) };
@@ -33,27 +67,42 @@ impl CudaGpu {
         let total: f32 = self.time(std::slice::from_ref(&executable))?.iter().sum();
         drop(executable);
         let wanted = pieces(Duration::from_secs_f32(total.max(0.0) / 1e3)) as usize;
-        let Some(nodes) = whole.chain().map_err(list_error)?.filter(|_| wanted > 1) else {
+        if wanted == 1 {
+            self.cuts.lock().add(Ok(1));
             return Ok(recording);
-        };
-        let cut = self.cut_equally(whole, nodes.len(), wanted);
-        // CUDA cannot copy graphs that allocate memory.
-        Ok(cut.ok().filter(|cut| cut.len() > 1).map_or(recording, |pieces| Recording { pieces }))
+        }
+        let cut = self.cut_equally(whole, wanted);
+        self.cuts.lock().add(cut.as_ref().map(Vec::len).map_err(|why| *why));
+        Ok(cut.map_or(recording, |pieces| Recording { pieces }))
     }
 
-    fn cut_equally(
-        &self,
-        whole: &PieceGraph,
-        nodes: usize,
-        wanted: usize,
-    ) -> Result<Vec<PieceGraph>, CudaError> {
+    /// Returns the number of pieces of the largest batch, or the reason why batches are not cut.
+    pub fn pieces(&self) -> Result<u32, String> {
+        match (self.hold.get(), *self.cuts.lock()) {
+            (None, _) => {
+                Err("models that share a process, or whose GPU cannot read host memory, do not wait"
+                    .to_owned())
+            }
+            (_, CutSummary::Nothing) => Err("batches are not recorded as CUDA graphs".to_owned()),
+            (_, CutSummary::Uncut(why)) => Err(chain(&why)),
+            (_, CutSummary::Pieces(most)) => Ok(u32::try_from(most).unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn cut_equally(&self, whole: &PieceGraph, wanted: usize) -> Result<Vec<PieceGraph>, UncutReason> {
+        let nodes = whole.chain().map_err(list_error)?.ok_or(UncutReason::NoChain)?.len();
         let chunks = nodes.min(MAX_CHUNKS);
         let marks: Vec<usize> = (0..=chunks).map(|chunk| chunk * nodes / chunks).collect();
         let ranges = marks.windows(2).map(|pair| pair[0]..pair[1]);
         let graphs =
             ranges.map(|range| whole.part(range).map_err(list_error)).collect::<Result<Vec<_>, _>>()?;
-        let executables = graphs.iter().map(PieceGraph::instantiate).collect::<Result<Vec<_>, _>>()?;
-        let cuts = cuts(&marks, &self.time(&executables)?, wanted);
+        let executables = graphs.iter().map(PieceGraph::instantiate).collect::<Result<Vec<_>, _>>();
+        let executables = executables.map_err(UncutReason::Driver)?;
+        let times = self.time(&executables).map_err(UncutReason::Driver)?;
+        let cuts = cuts(&marks, &times, wanted);
+        if cuts.len() < 3 {
+            return Err(UncutReason::NoBorder);
+        }
         cuts.windows(2).map(|pair| whole.part(pair[0]..pair[1]).map_err(list_error)).collect()
     }
 
@@ -92,16 +141,13 @@ impl PieceGraph {
             return Ok(None);
         }
         let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
-        // SAFETY: the data of an edge consists of numbers, for which zeros are valid.
+        // A kernel can begin before its predecessor has ended, which the data of the edge between them states.
+        // Across a cut, it begins later. SAFETY: the data consists of numbers, for which zeros are valid.
         let mut kinds: Vec<sys::CUgraphEdgeData> = vec![unsafe { zeroed() }; count];
         let (sources, targets) = (from.as_mut_ptr(), to.as_mut_ptr());
         // SAFETY: all buffers have room for the edges counted above.
         unsafe { sys::cuGraphGetEdges_v2(self.graph, sources, targets, kinds.as_mut_ptr(), &mut count) }
             .result()?;
-        if kinds.iter().any(|kind| kind.type_ != 0) {
-            // A kernel that starts before its predecessor has ended cannot start another graph.
-            return Ok(None);
-        }
         let targets: HashSet<_> = to.iter().copied().collect();
         let next: HashMap<_, _> = from.into_iter().zip(to).collect();
         let first = nodes.iter().copied().find(|node| !targets.contains(node));
@@ -140,8 +186,8 @@ fn cuts(marks: &[usize], times: &[f32], wanted: usize) -> Vec<usize> {
     cuts
 }
 
-fn list_error(source: DriverError) -> CudaError {
-    cuda_error("cut a recorded graph")(source)
+fn list_error(source: DriverError) -> UncutReason {
+    UncutReason::Driver(cuda_error("cut a recorded graph")(source))
 }
 
 #[cfg(test)]

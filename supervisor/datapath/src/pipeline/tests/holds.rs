@@ -22,14 +22,15 @@ fn model(name: &str, priority: u32, slo: u64) -> Stage {
 
 impl Pair {
     /// Creates a model whose batches take 50 s, and one whose batches take 1 ms and have an SLO of 10 s.
-    fn new(is_enabled: bool, can_be_held: bool) -> Self {
+    fn new(is_enabled: bool, pieces: Result<u32, String>) -> Self {
         let holds = GpuHolds::new(is_enabled);
         let (hog, critical) = (model("hog", 2, 600), model("critical", 1, 10));
         // Workers of different models can have the same id.
         let enter = |stage: &Stage, batch| {
             stage.enter_as(1, Sms(10), |lane_worker, _| {
                 lane_worker.slice.times = vec![(1, batch)];
-                (lane_worker.holds, lane_worker.can_be_held) = (Arc::clone(&holds), can_be_held);
+                lane_worker.holds = Arc::clone(&holds);
+                lane_worker.pieces = pieces.clone();
             })
         };
         let hog_worker = enter(&hog, Duration::from_secs(50));
@@ -50,7 +51,7 @@ fn total(holds: &GpuHolds) -> u64 {
 
 #[tokio::test]
 async fn a_long_batch_is_held_while_a_batch_with_less_time_executes() {
-    let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(true, true);
+    let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(true, Ok(8));
     let first = hog.request();
     let long = hog_worker.batch().await;
     let held = hog_worker.slab.hold_word();
@@ -72,7 +73,7 @@ async fn a_long_batch_is_held_while_a_batch_with_less_time_executes() {
 
 #[tokio::test]
 async fn a_worker_that_dies_holds_nobody() {
-    let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(true, true);
+    let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(true, Ok(8));
     let _first = hog.request();
     hog_worker.batch().await;
     let _second = critical.request();
@@ -86,8 +87,8 @@ async fn a_worker_that_dies_holds_nobody() {
 
 #[tokio::test]
 async fn nobody_is_held_where_holds_are_off_or_the_worker_cannot_wait() {
-    for (is_enabled, can_be_held) in [(false, true), (true, false)] {
-        let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(is_enabled, can_be_held);
+    for (is_enabled, pieces) in [(false, Ok(8)), (true, Err("no recordings".to_owned()))] {
+        let Pair { holds, hog, hog_worker, critical, critical_worker } = Pair::new(is_enabled, pieces);
         let _first = hog.request();
         hog_worker.batch().await;
         let second = critical.request();

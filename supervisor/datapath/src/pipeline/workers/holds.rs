@@ -67,6 +67,13 @@ impl GpuHolds {
     pub fn totals(&self) -> BTreeMap<ModelPair, HoldTotal> {
         self.state.lock().totals.clone()
     }
+
+    /// Returns the holds of one model since the start, by the models for which its batches waited.
+    fn totals_of(&self, model: &str) -> Vec<(Arc<str>, HoldTotal)> {
+        let state = self.state.lock();
+        let of_model = state.totals.iter().filter(|(pair, _)| &*pair.held == model);
+        of_model.map(|(pair, total)| (Arc::clone(&pair.beneficiary), *total)).collect()
+    }
 }
 
 impl HoldsState {
@@ -100,8 +107,8 @@ impl HoldsState {
 pub(crate) struct HoldMember {
     holds: Arc<GpuHolds>,
     id: MemberId,
-    /// False if the worker's batches never wait.
-    can_be_held: bool,
+    /// The number of pieces of the worker's largest batch, or the reason why its batches never wait.
+    pub(crate) pieces: Result<u32, String>,
     /// The executing batch, and the number of batches in flight, as reported last.
     reported: Option<(u64, usize)>,
 }
@@ -111,14 +118,19 @@ impl HoldMember {
         holds: Arc<GpuHolds>,
         model: Arc<str>,
         word: Arc<HoldWord>,
-        can_be_held: bool,
+        pieces: Result<u32, String>,
     ) -> Self {
         let mut state = holds.state.lock();
         state.joined += 1;
         let id = MemberId(state.joined);
         state.members.insert(id, HeldWorker { model, word });
         drop(state);
-        Self { holds, id, can_be_held, reported: None }
+        Self { holds, id, pieces, reported: None }
+    }
+
+    /// Returns the holds of the worker's model since the start, by the models for which its batches waited.
+    pub(crate) fn totals(&self, model: &str) -> Vec<(Arc<str>, HoldTotal)> {
+        self.holds.totals_of(model)
     }
 
     /// Reports the executing batch of `lane`, and applies the holds that follow from it.
@@ -138,7 +150,7 @@ impl HoldMember {
             let free_at = lane.free_at(now);
             Some(RunningBatch { id: front.id, groups: front.groups, time, free_at, deadline })
         });
-        let terms = HoldTerms { priority, slo, can_be_held: self.can_be_held };
+        let terms = HoldTerms { priority, slo, can_be_held: self.pieces.is_ok() };
         let mut state = self.holds.state.lock();
         let changes = state.board.set_running(self.id, terms, running, now);
         state.apply(&changes);

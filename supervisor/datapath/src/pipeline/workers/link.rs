@@ -52,8 +52,8 @@ pub struct LaneWorker {
     pub occupancy: Arc<Occupancy>,
     /// The holds of the worker's GPU.
     pub holds: Arc<GpuHolds>,
-    /// False if the worker's batches never wait, because it shares its process.
-    pub can_be_held: bool,
+    /// The number of pieces of the worker's largest batch, or the reason why its batches never wait.
+    pub pieces: Result<u32, String>,
     /// The GPU memory that the worker releases while the model sleeps in bytes, or the reason why the
     /// worker must exit for a sleep.
     pub sleep: Result<u64, String>,
@@ -106,7 +106,7 @@ impl WorkerLink {
         (model, word): (Arc<str>, Arc<HoldWord>),
         now: Timestamp,
     ) -> (Self, PipelineLane) {
-        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, holds, can_be_held, sleep } =
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, holds, pieces, sleep } =
             lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
@@ -124,7 +124,7 @@ impl WorkerLink {
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
             residency: Residency::new(sleep, now),
-            holds: HoldMember::join(holds, model, word, can_be_held),
+            holds: HoldMember::join(holds, model, word, pieces),
         };
         (link, lane)
     }

@@ -11,8 +11,8 @@ pub(super) struct Contestant {
     pub(super) handover: &'static str,
     /// True if models share the GPU through MPS. False if the driver gives them time slices.
     pub(super) mps: bool,
-    /// True if long batches can be held between two pieces.
-    pub(super) hold: bool,
+    /// True if long batches can pause between two pieces.
+    pub(super) preempt: bool,
     /// True if the policy runs when neither the mix nor the command line names policies.
     by_default: bool,
 }
@@ -38,7 +38,7 @@ const fn by_default(
     shares: InitialShares,
     handover: &'static str,
 ) -> Contestant {
-    Contestant { name, policy, shares, handover, mps: true, hold: true, by_default: true }
+    Contestant { name, policy, shares, handover, mps: true, preempt: true, by_default: true }
 }
 
 /// Makes a policy with fixed shares that runs only if the mix or the command line names it.
@@ -55,7 +55,7 @@ const CONTESTANTS: [Contestant; 13] = [
     Contestant { mps: false, ..by_default("time slicing", "static", InitialShares::Whole, "never") },
     by_default("unpartitioned, again", "static", InitialShares::Whole, "auto"),
     by_default("by hand+admission", "static+admission", InitialShares::OfMix, "auto"),
-    Contestant { hold: false, ..if_named("adaptive, no holds", "adaptive", InitialShares::OfPolicy) },
+    Contestant { preempt: false, ..if_named("adaptive, no preemption", "adaptive", InitialShares::OfPolicy) },
     if_named("half", "static", InitialShares::Equal(200)),
     if_named("equal+admission", "static+admission", InitialShares::Equal(100)),
     if_named("priority-half+admission", "static+admission", InitialShares::PriorityHalf),
