@@ -28,6 +28,7 @@ mod origins;
 mod overload;
 mod peers;
 mod placement;
+mod preemption;
 mod profile;
 mod readiness;
 mod reload;
