@@ -55,6 +55,18 @@ pub struct ModelRun {
     /// The sleep of the model, or `None` if the model never sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sleep: Option<SleepRun>,
+    /// The waits between two pieces, or `None` if no batch of the model waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holds: Option<HoldRun>,
+}
+
+/// The waits of one model's batches, between two pieces, for batches of other models.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HoldRun {
+    pub count: u64,
+    pub longest_ms: f64,
+    /// The fraction of the run during which batches waited.
+    pub waiting: f64,
 }
 
 /// The sleep of one model in a run.
@@ -102,6 +114,11 @@ impl SimulationRun {
                 sleep: (spec.sleep != SleepRule::Never).then(|| SleepRun {
                     wakes: model.sleep.wakes,
                     waking: ms(model.sleep.wake_ns) / 1e3 / seconds,
+                }),
+                holds: (model.holds.count > 0).then(|| HoldRun {
+                    count: model.holds.count,
+                    longest_ms: ms(model.holds.longest_ns),
+                    waiting: ms(model.holds.sum_ns) / 1e3 / seconds,
                 }),
             };
             per_model.insert(spec.terms.name.clone(), run);

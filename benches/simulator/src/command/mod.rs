@@ -44,8 +44,10 @@ pub(crate) struct SimulateOptions {
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<LoadSource>,
     /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
-    /// `+admission` adds admission control, which refuses requests that cannot be answered in time. `layouts`
-    /// runs each layout that adaptive may try for the whole run; `layout:halves` runs one of them.
+    /// `+admission` adds admission control, which refuses requests that cannot be answered in time. With
+    /// adaptive, long batches wait between two pieces for other models' batches that would be late; under
+    /// `adaptive+no-hold` they do not. `layouts` runs each layout that adaptive may try for the whole run;
+    /// `layout:halves` runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<PolicyArgument>,
     /// The seed of all random numbers.
@@ -148,6 +150,7 @@ fn settings(options: &SimulateOptions, config: &Config, seed: u64) -> WorldSetti
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
         sharing: options.truth.sharing(),
+        hold: config.controller.hold,
         noise: options.truth.noise(),
         seed,
     }
@@ -161,7 +164,8 @@ fn run_policy(
     load: &DrawnLoad,
     traced: bool,
 ) -> SimulationRun {
-    let NamedPolicy { name, mut policy } = policy;
+    let NamedPolicy { name, holds, mut policy } = policy;
+    let settings = WorldSettings { hold: settings.hold && holds, ..*settings };
     let mut started = scenario.clone();
     for (model, initial) in started.models.iter_mut().zip(policy.initial()) {
         model.terms.initial = initial;
@@ -174,7 +178,7 @@ fn run_policy(
         lines.into_iter().flatten().for_each(|line| exit::print_error(&line));
         decision
     };
-    let outcome = world::run(&started, settings, load.arrivals.iter().copied(), &mut decide);
+    let outcome = world::run(&started, &settings, load.arrivals.iter().copied(), &mut decide);
     SimulationRun::new(&name, trial, scenario, &outcome)
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_policy::sharing::{Choice, Decision, ModelSpec, Pattern, Policy, PolicyInput};
+use shadowslice_policy::sharing::{Choice, Decision, ModelSpec, Pattern, Policy, PolicyInput, PolicyName};
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::baselines::{Baseline, BaselineName, UnknownBaseline};
@@ -14,11 +14,18 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
+/// The suffix of a policy's name under which no batch is held.
+const NO_HOLD_SUFFIX: &str = "+no-hold";
+
 /// An argument of `--policy`: a policy of the supervisor, a baseline, a fixed layout, or all fixed
 /// layouts. Fixed layouts have admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
-    Policy(Choice),
+    Policy {
+        choice: Choice,
+        /// True if the name has the suffix `+no-hold`.
+        never_holds: bool,
+    },
     Baseline {
         name: BaselineName,
         refuses_late: bool,
@@ -33,6 +40,8 @@ pub(super) enum PolicyArgument {
 /// A policy to run, and its name in the results.
 pub(super) struct NamedPolicy {
     pub(super) name: String,
+    /// True if the policy lets batches wait for batches of other models that would be late.
+    pub(super) holds: bool,
     pub(super) policy: SimulatedPolicy,
 }
 
@@ -77,7 +86,11 @@ impl FromStr for PolicyArgument {
             return Ok(Self::Layouts);
         }
         if let Ok(choice) = text.parse() {
-            return Ok(Self::Policy(choice));
+            return Ok(Self::Policy { choice, never_holds: false });
+        }
+        let choice = text.strip_suffix(NO_HOLD_SUFFIX).and_then(|bare| bare.parse().ok());
+        if let Some(choice) = choice.filter(|&choice| holds(choice)) {
+            return Ok(Self::Policy { choice, never_holds: true });
         }
         let bare = [Choice::ADMISSION_SUFFIX, Choice::FORMER_SUFFIX];
         let bare = bare.into_iter().find_map(|suffix| text.strip_suffix(suffix));
@@ -88,7 +101,9 @@ impl FromStr for PolicyArgument {
 impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Policy(choice) => choice.fmt(f),
+            Self::Policy { choice, never_holds } => {
+                write!(f, "{choice}{}", if *never_holds { NO_HOLD_SUFFIX } else { "" })
+            }
             Self::Baseline { name, refuses_late } => {
                 write!(f, "{name}{}", if *refuses_late { Choice::ADMISSION_SUFFIX } else { "" })
             }
@@ -109,12 +124,15 @@ impl PolicyArgument {
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
         let terms: Vec<ModelSpec> = scenario.models.iter().map(|model| model.terms.clone()).collect();
         let gpus: Vec<SharedGpu> = scenario.gpus.iter().copied().map(SharedGpu::new).collect();
-        let one = |policy| Ok(vec![NamedPolicy { name: self.to_string(), policy }]);
+        let one = |policy, holds| Ok(vec![NamedPolicy { name: self.to_string(), holds, policy }]);
         match self {
-            Self::Policy(choice) => return one(SimulatedPolicy::Served(Policy::new(*choice, &gpus, &terms))),
+            Self::Policy { choice, never_holds } => {
+                let policy = Policy::new(*choice, &gpus, &terms);
+                return one(SimulatedPolicy::Served(policy), holds(*choice) && !never_holds);
+            }
             Self::Baseline { name, refuses_late } => {
                 let baseline = Baseline::new(*name, *refuses_late, &gpus, &terms);
-                return one(SimulatedPolicy::Baseline(baseline));
+                return one(SimulatedPolicy::Baseline(baseline), false);
             }
             Self::Layouts | Self::Layout(_) => {}
         }
@@ -126,6 +144,7 @@ impl PolicyArgument {
         };
         let named = |pattern: &Pattern| NamedPolicy {
             name: format!("{LAYOUT}{pattern}"),
+            holds: false,
             policy: SimulatedPolicy::Baseline(Baseline::of_layout(*pattern, &gpus, &terms, &work)),
         };
         let found: Vec<NamedPolicy> = all.iter().filter(is_selected).map(named).collect();
@@ -137,6 +156,11 @@ impl PolicyArgument {
             _ => Ok(found),
         }
     }
+}
+
+/// Returns true if the supervisor holds batches under this policy.
+fn holds(choice: Choice) -> bool {
+    choice != Choice::of(PolicyName::Static)
 }
 
 /// Returns the fraction of its GPU that each model needs if each of its requests has the minimum

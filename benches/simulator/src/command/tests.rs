@@ -329,3 +329,38 @@ fn both_suffixes_for_admission_control_name_the_same_policy() {
     assert_eq!(policy("half+doors")[0].to_string(), "half+admission");
     assert_ne!(policy("half+admission"), policy("half"));
 }
+
+#[test]
+fn only_adaptive_holds_batches_unless_its_name_or_the_configuration_forbids_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.yaml");
+    let model = |name: &str, ms: f64, slo: &str, priority: u32| {
+        let profile = format!("{name}-profile.yaml");
+        let text = format!("{{source: {{kind: illustrative}}, execution_ms: {{sms: [132], 1: [{ms}]}}}}");
+        fs::write(dir.path().join(&profile), text).unwrap();
+        let tensors = "[{input: x, output: y, datatype: FP32, shape: [1]}]";
+        let spec = format!("profile: {profile}, slo: {slo}, priority: {priority}, batch: {{max: 1}}");
+        format!("{{name: {name}, engine: emulated, tensors: {tensors}, {spec}}}")
+    };
+    let holds = |controller: &str, policies: &str| {
+        let models = [model("hog", 8.0, "100ms", 2), model("urgent", 1.0, "5ms", 1)].join(", ");
+        let gpus = "[{device: emulated, sms: 132}]";
+        fs::write(&path, format!("gpus: {gpus}\nmodels: [{models}]\n{controller}")).unwrap();
+        let load = format!("{} --load poisson --seconds 5", path.display());
+        let runs = simulated(&format!("{load} --policy {policies}")).unwrap().runs;
+        runs.iter().map(|run| (run.policy.clone(), run.per_model["hog"].holds.is_some())).collect::<Vec<_>>()
+    };
+    let policies = [
+        ("adaptive", true),
+        ("adaptive+no-hold", false),
+        ("adaptive+admission+no-hold", false),
+        ("static", false),
+        ("unpartitioned", false),
+    ];
+    let names = policies.map(|(name, _)| name).join(" ");
+    assert_eq!(holds("", &names), policies.map(|(name, holds)| (name.to_owned(), holds)));
+    assert!(!holds("controller: {hold: false}", "adaptive")[0].1);
+    for nonsense in ["static+no-hold", "half+no-hold", "adaptive+no-hold+no-hold"] {
+        assert!(parsed(&format!("{MIX} --load poisson --policy {nonsense}")).is_err(), "{nonsense}");
+    }
+}

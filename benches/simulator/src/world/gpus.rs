@@ -17,6 +17,8 @@ use std::time::Duration;
 use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::profile::Profile;
 
+use super::seats::{GpuSeat, SeatStep};
+use super::tally::HoldTally;
 use super::{GpuSharing, contention};
 use crate::timers::Timers;
 
@@ -47,36 +49,6 @@ struct SimulatedGpu {
     oversubscription: f64,
 }
 
-/// The seat of a worker on a GPU.
-#[derive(Debug)]
-struct GpuSeat<'a> {
-    gpu: usize,
-    profile: &'a Profile,
-    /// The SMs that the worker may use.
-    granted: Occupant,
-    /// The timer that fires when the seat's batch ends.
-    timer: usize,
-    /// The SMs of the current batch or, between two batches, of the last batch. `None` if the
-    /// worker does not occupy its seat.
-    occupant: Option<Occupant>,
-    running: Option<RunningBatch>,
-}
-
-#[derive(Debug)]
-struct RunningBatch {
-    rows: u32,
-    noise: f64,
-    started: u64,
-    /// The time for which `done` is valid, in ns.
-    at: u64,
-    /// The completed fraction of the batch, from 0 to 1.
-    done: f64,
-    /// The duration of the whole batch at its current speed, in ns.
-    whole: f64,
-    /// The fraction of the memory bandwidth that the batch needs.
-    demand: f64,
-}
-
 impl<'a> WorldGpus<'a> {
     pub(super) fn new(gpus: impl Iterator<Item = SharedGpu>, rules: GpuRules) -> Self {
         let shared = |gpu| SimulatedGpu { gpu, demand: 0.0, occupied: Vec::new(), oversubscription: 1.0 };
@@ -96,7 +68,7 @@ impl<'a> WorldGpus<'a> {
         granted: Occupant,
         timer: usize,
     ) -> usize {
-        self.seats.push(GpuSeat { gpu, profile, granted, timer, occupant: None, running: None });
+        self.seats.push(GpuSeat::new(gpu, profile, granted, timer));
         self.seats.len() - 1
     }
 
@@ -123,12 +95,22 @@ impl<'a> WorldGpus<'a> {
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// Ends the batch at a seat, and returns the batch's execution time. The seat stays occupied
-    /// for the next batch.
-    pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
+    /// Handles the timer of a seat. If the seat's batch has ended, returns the batch's execution time,
+    /// which includes its holds. The seat then stays occupied for the next batch.
+    pub(super) fn progress(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Option<Duration> {
+        match self.seats[seat].step() {
+            SeatStep::End => return Some(self.finish(seat, now, timers)),
+            SeatStep::Wait => self.wait(seat, now, timers),
+            SeatStep::Resume => self.release(seat, now, timers),
+        }
+        None
+    }
+
+    /// Ends the batch at a seat, and returns the batch's execution time.
+    fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
-        let Some(batch) = seat.running.take() else { return Duration::ZERO };
+        let Some(batch) = seat.batch.take() else { return Duration::ZERO };
         self.gpus[seat.gpu].demand -= batch.demand;
         Duration::from_nanos(now - batch.started)
     }
@@ -141,6 +123,37 @@ impl<'a> WorldGpus<'a> {
             shared.occupied.retain(|&other| other != seat);
             shared.settle(seats, *rules, false, now, timers);
         }
+    }
+
+    /// Stops the batch at a seat at its next border between two pieces, or the next batch before its
+    /// first piece.
+    pub(super) fn hold(&mut self, seat: usize, now: u64, timers: &mut Timers) {
+        self.seats[seat].hold(now, timers);
+    }
+
+    /// Ends the hold of a seat. Its batch continues if it waits.
+    pub(super) fn release(&mut self, seat: usize, now: u64, timers: &mut Timers) {
+        let Self { gpus, seats, rules } = self;
+        if seats[seat].release(timers) {
+            let shared = &mut gpus[seats[seat].gpu];
+            seats[seat].resume(now);
+            shared.occupied.push(seat);
+            shared.settle(seats, *rules, false, now, timers);
+        }
+    }
+
+    /// Lets the batch at a seat wait. Meanwhile, other workers can use its SMs.
+    fn wait(&mut self, seat: usize, now: u64, timers: &mut Timers) {
+        let Self { gpus, seats, rules } = self;
+        let shared = &mut gpus[seats[seat].gpu];
+        seats[seat].wait(now, timers);
+        shared.occupied.retain(|&other| other != seat);
+        shared.settle(seats, *rules, false, now, timers);
+    }
+
+    /// Returns the holds of the batches at a seat since the start.
+    pub(super) fn holds(&self, seat: usize) -> HoldTally {
+        self.seats[seat].holds
     }
 }
 
@@ -173,7 +186,7 @@ impl SimulatedGpu {
     /// Returns the time of a seat's batch without oversubscription, in ns, and the fraction of the
     /// memory bandwidth that the batch needs.
     fn needs(&self, seats: &[GpuSeat<'_>], seat: usize, rules: GpuRules) -> (f64, f64) {
-        let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
+        let (Some(batch), Some(own)) = (&seats[seat].batch, seats[seat].occupant) else {
             return (1.0, 0.0);
         };
         let Profile { execution, bandwidth, .. } = seats[seat].profile;
@@ -193,34 +206,6 @@ impl SimulatedGpu {
         }
         let whole = execution.time(batch.rows, f64::from(self.gpu.sms.0)).as_nanos() as f64;
         (base, bandwidth * whole / base)
-    }
-}
-
-impl GpuSeat<'_> {
-    /// Records the start of a batch. Returns the seat's occupant before the batch, and its occupant
-    /// during the batch.
-    fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
-        let occupant = self.granted.executing(&self.profile.execution, rows);
-        // The duration is infinite here, so that the first update of the speed always sets the
-        // timer.
-        let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
-        self.running = Some(RunningBatch { rows, noise, started: now, at: now, done, whole, demand });
-        (self.occupant.replace(occupant), occupant)
-    }
-
-    /// Updates the speed of the batch and the batch's timer.
-    fn proceed(&mut self, base: f64, demand: f64, oversubscription: f64, now: u64, timers: &mut Timers) {
-        let Some(batch) = &mut self.running else { return };
-        let whole = base * batch.noise * (1.0 + demand * (oversubscription - 1.0));
-        batch.demand = demand;
-        // If the speed is the same, the timer does not change, which avoids rounding errors.
-        if whole != batch.whole {
-            batch.done += (now - batch.at) as f64 / batch.whole;
-            batch.at = now;
-            batch.whole = whole;
-            let left = ((1.0 - batch.done).max(0.0) * whole).round() as u64;
-            timers.set(self.timer, now.saturating_add(left));
-        }
     }
 }
 
@@ -253,7 +238,7 @@ mod tests {
         gpus.start(0, 1, 1.0, 0, &mut timers);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 10 * MS));
-        assert_eq!(gpus.finish(0, 10 * MS, &mut timers), Duration::from_millis(10));
+        assert_eq!(gpus.progress(0, 10 * MS, &mut timers), Some(Duration::from_millis(10)));
         gpus.leave(0, 10 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (1, 20 * MS));
     }
@@ -267,7 +252,7 @@ mod tests {
         // 7.5 ms.
         gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
-        gpus.finish(0, 11_500_000, &mut timers);
+        assert!(gpus.progress(0, 11_500_000, &mut timers).is_some());
         gpus.leave(0, 11_500_000, &mut timers);
         // The second batch had 60 SMs instead of 75. It is not slower, because it can use at most
         // 50 SMs.
@@ -283,7 +268,7 @@ mod tests {
         // The workers get one third and two thirds of the GPU. Their batches therefore take 15 ms
         // and 10 ms.
         assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
-        gpus.finish(1, 10 * MS, &mut timers);
+        assert!(gpus.progress(1, 10 * MS, &mut timers).is_some());
         gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 15 * MS));
     }
@@ -299,7 +284,7 @@ mod tests {
         // time takes 1.6 times as long.
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
-        gpus.finish(0, 12_400_000, &mut timers);
+        assert!(gpus.progress(0, 12_400_000, &mut timers).is_some());
         gpus.leave(0, 12_400_000, &mut timers);
         assert_eq!((timers.first(), timers.due()), (1, 17_400_000));
     }
@@ -326,7 +311,7 @@ mod tests {
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         let due = timers.due();
         assert!(due > 12 * MS && due < 15 * MS, "{due}");
-        gpus.finish(0, due, &mut timers);
+        assert!(gpus.progress(0, due, &mut timers).is_some());
         gpus.leave(0, due, &mut timers);
         assert!(timers.due() > 15 * MS && timers.due() < 20 * MS, "{}", timers.due());
     }

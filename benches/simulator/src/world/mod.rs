@@ -11,14 +11,18 @@
 //! begin immediately, in the order in which the decision lists them. An in-process change takes
 //! effect at the next batch, and a hand-over when its shadow is warm.
 //!
+//! If batches can be held, `holds` decides which batches wait between two pieces.
+//!
 //! After each event, `residency` decides which models sleep and wake, if some models may sleep.
 
 mod contention;
 mod gpus;
 mod handover;
+mod holds;
 mod model;
 mod partitions;
 mod residency;
+mod seats;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -29,9 +33,10 @@ use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::SharedGpu;
 
 pub(crate) use residency::SleepTally;
-pub(crate) use tally::RequestTally;
+pub(crate) use tally::{HoldTally, RequestTally};
 
 use gpus::{GpuRules, WorldGpus};
+use holds::WorldHolds;
 use model::WorldModel;
 use residency::SleepFlags;
 
@@ -49,6 +54,8 @@ pub struct WorldSettings {
     /// True if models slow each other down by contention for memory bandwidth.
     pub interference: bool,
     pub sharing: GpuSharing,
+    /// True if long batches wait between two pieces for batches of other models that would be late.
+    pub hold: bool,
     /// The standard deviation of execution times, as a fraction of the expected time.
     pub noise: f64,
     pub seed: u64,
@@ -82,6 +89,7 @@ pub(crate) struct ModelOutcome {
     /// The share at the end of the run, in SMs.
     pub(crate) share: u32,
     pub(crate) sleep: SleepTally,
+    pub(crate) holds: HoldTally,
 }
 
 /// The part of the world that all models share.
@@ -89,6 +97,7 @@ pub(crate) struct ModelOutcome {
 struct SharedState<'a> {
     gpus: WorldGpus<'a>,
     timers: Timers,
+    holds: WorldHolds,
     sleep: SleepFlags,
     dwell: Duration,
     deviation: f64,
@@ -104,9 +113,9 @@ impl SharedState<'_> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
-    /// The timer for the end of the batch that the model's first worker executes.
+    /// The timer for the batch of the model's first worker: its end, or the start or end of a wait.
     FirstWorker,
-    /// The timer for the end of the batch that the model's second worker executes.
+    /// The timer for the batch of the model's second worker.
     SecondWorker,
     /// The timer for the next time at which the scheduler must be called.
     Alarm,
@@ -180,6 +189,7 @@ impl<'a> World<'a> {
                 GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + WORLD_TIMERS),
+            holds: WorldHolds::new(settings.hold, scenario.gpus.len()),
             sleep: SleepFlags { is_due: !sleep_gpus.is_empty(), is_short: false },
             dwell: settings.dwell,
             deviation: settings.noise,
@@ -263,7 +273,12 @@ impl<'a> World<'a> {
     }
 
     fn finish(self) -> WorldOutcome {
+        let gpus = &self.shared.gpus;
         let outcome = |model: WorldModel<'_>| ModelOutcome {
+            holds: model
+                .workers
+                .iter()
+                .fold(HoldTally::default(), |sum, worker| sum.with(gpus.holds(worker.seat))),
             pending: model.pending(),
             share: model.share().0,
             sleep: model.weights.tally,
@@ -276,8 +291,8 @@ impl<'a> World<'a> {
 
 fn fire(model: &mut WorldModel<'_>, timer: WorldTimer, now: u64, shared: &mut SharedState<'_>) {
     match timer {
-        WorldTimer::FirstWorker => model.completed(0, now, shared),
-        WorldTimer::SecondWorker => model.completed(1, now, shared),
+        WorldTimer::FirstWorker => model.batch_progressed(0, now, shared),
+        WorldTimer::SecondWorker => model.batch_progressed(1, now, shared),
         WorldTimer::Alarm => {
             model.refuse_overdue(now);
             model.dispatch(now, shared);

@@ -29,6 +29,8 @@ pub(super) struct WorldWorker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
     pub(super) name: WorkerId,
+    /// The executing batch, and the number of batches in flight, as the board of holds knows them.
+    pub(super) reported: Option<(u64, usize)>,
 }
 
 #[derive(Debug)]
@@ -67,7 +69,7 @@ impl<'a> WorldModel<'a> {
         let granted = Occupant::anywhere(sms).with_priority(ClientPriority::of(terms.priority));
         let worker = |which: WorldTimer| {
             let seat = shared.gpus.add_seat(terms.gpu, &spec.truth, granted, timer(index, which));
-            WorldWorker { seat, sms, name: WorkerId(0) }
+            WorldWorker { seat, sms, name: WorkerId(0), reported: None }
         };
         let workers = [WorldTimer::FirstWorker, WorldTimer::SecondWorker].map(worker);
         let rules =
@@ -160,6 +162,7 @@ impl<'a> WorldModel<'a> {
             shared.timers.set(timer(self.index, WorldTimer::Alarm), alarm);
         }
         self.announce_idle(shared);
+        self.report_batches(now, shared);
     }
 
     fn send(&mut self, sending: OutgoingBatch<(), ()>, now: u64, shared: &mut SharedState<'_>) {
@@ -181,11 +184,18 @@ impl<'a> WorldModel<'a> {
         shared.gpus.start(seat, rows, noise, now, &mut shared.timers);
     }
 
-    /// Handles the end of the batch that a worker was executing, which is the first of the worker's
-    /// batches in flight.
-    pub(super) fn completed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
+    /// Handles the timer of the batch that a worker executes, which is the first of the worker's batches
+    /// in flight.
+    pub(super) fn batch_progressed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
+        let took = shared.gpus.progress(self.workers[worker].seat, now, &mut shared.timers);
+        if let Some(took) = took {
+            self.completed(worker, took, now, shared);
+        }
+    }
+
+    /// Handles the end of a worker's batch, which took the time `took`.
+    fn completed(&mut self, worker: usize, took: Duration, now: u64, shared: &mut SharedState<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
-        let took = shared.gpus.finish(seat, now, &mut shared.timers);
         let front =
             self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
         let Some(batch) = front.and_then(|front| self.scheduler.take_batch(worker, front, timestamp(now)))

@@ -1,4 +1,4 @@
-//! The counts of a model's requests by their outcome.
+//! The counts of a model's requests by their outcome, and of its holds.
 
 use hdrhistogram::Histogram;
 
@@ -47,5 +47,31 @@ impl RequestTally {
     /// Returns the mean latency in ns. Without answers, returns 0.
     pub(crate) fn mean_ns(&self) -> u64 {
         u64::try_from(self.latency_sum_ns / u128::from(self.answered.max(1))).unwrap_or(u64::MAX)
+    }
+}
+
+/// The waits of a worker's batches between two pieces since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct HoldTally {
+    pub(crate) count: u64,
+    /// The sum of the times of all waits, in ns.
+    pub(crate) sum_ns: u64,
+    pub(crate) longest_ns: u64,
+}
+
+impl HoldTally {
+    pub(crate) fn add(&mut self, ns: u64) {
+        self.count += 1;
+        self.sum_ns += ns;
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+
+    /// Returns the waits of both workers together.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            sum_ns: self.sum_ns + other.sum_ns,
+            longest_ns: self.longest_ns.max(other.longest_ns),
+        }
     }
 }
