@@ -200,6 +200,14 @@ fn without_urgent_batches_holds_change_nothing() {
 }
 
 #[test]
+fn a_lower_priority_holds_nobody() {
+    let mut urgent = critical();
+    urgent.terms.priority = 2;
+    let outcomes = outcomes(&on_one_gpu(100, vec![hog(1), urgent]), &[200.0, 300.0], SETTINGS);
+    assert_eq!(outcomes[0].holds, HoldTally::default());
+}
+
+#[test]
 fn a_member_of_a_shared_process_is_never_held() {
     let member = ScenarioModel { shared_process: Some(0), ..hog(2) };
     let outcomes = outcomes(&on_one_gpu(100, vec![member, critical()]), &[200.0, 300.0], SETTINGS);
