@@ -16,6 +16,9 @@ use super::profiles::{MixError, known};
 /// The policy that the page compares with the other policies.
 pub(crate) const EVALUATED: &str = "adaptive";
 
+/// The evaluated policy without holds.
+pub(crate) const WITHOUT_HOLDS: &str = "adaptive+no-hold";
+
 /// The baseline: MPS without shares. In easy mixes, the evaluated policy must not be worse than
 /// this.
 pub(crate) const BASE: &str = "unpartitioned";
@@ -24,8 +27,9 @@ pub(crate) const BASE: &str = "unpartitioned";
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
 /// All policies on the page.
-pub(crate) const POLICIES: [&str; 7] = [
+pub(crate) const POLICIES: [&str; 8] = [
     EVALUATED,
+    WITHOUT_HOLDS,
     BASE,
     OPEN,
     "half+admission",
