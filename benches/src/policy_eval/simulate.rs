@@ -17,7 +17,7 @@ use super::profiles::{MixError, known};
 pub(crate) const EVALUATED: &str = "adaptive";
 
 /// The evaluated policy without holds.
-pub(crate) const WITHOUT_HOLDS: &str = "adaptive+no-hold";
+pub(crate) const WITHOUT_HOLDS: &str = "adaptive+no-preemption";
 
 /// The baseline: MPS without shares. In easy mixes, the evaluated policy must not be worse than
 /// this.

@@ -3,9 +3,10 @@
 //! A long batch of one model delays the batches of all models on the same SMs. A worker cuts long batches
 //! into pieces ([`shadowslice_shared::hold`]). When a batch starts that would otherwise be late, the
 //! [`HoldBoard`] of the GPU holds the batches that may wait: those of a lower priority, and those of the same
-//! priority whose own deadlines permit it. Held batches continue when the batch ends. A worker is held for at
+//! priority with a longer SLO, if their own deadlines permit it. Held batches continue when the batch ends. A worker is held for at
 //! most about half of the time, as in Paella's deficit (SOSP 2023).
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub struct RunningBatch {
     pub free_at: Timestamp,
     /// The earliest deadline of the requests in the batch.
     pub deadline: Timestamp,
+    /// The time for which the batches that were sent to the worker can wait without being late.
+    pub slack: Duration,
 }
 
 /// A change of a worker's [hold word](shadowslice_shared::hold::HoldWord).
@@ -120,11 +123,20 @@ impl Member {
     }
 
     fn can_wait(&self, own: &RunningBatch, urgent: &RunningBatch, terms: HoldTerms) -> bool {
-        if self.terms.priority != terms.priority {
-            return self.terms.priority > terms.priority;
+        let may = match self.terms.priority.cmp(&terms.priority) {
+            Ordering::Less => false,
+            Ordering::Equal => self.terms.slo >= terms.slo.saturating_mul(LONGER_SLO),
+            Ordering::Greater => true,
+        };
+        may && own.slack >= urgent.time
+    }
+
+    /// Postpones the expected ends of this worker's batches, which waited for this time.
+    fn postpone(&mut self, held: Duration) {
+        if let Some(running) = &mut self.running {
+            running.free_at = running.free_at + held;
+            running.slack = running.slack.saturating_sub(held);
         }
-        let is_patient = self.terms.slo >= terms.slo.saturating_mul(LONGER_SLO);
-        is_patient && own.free_at + urgent.time <= own.deadline
     }
 }
 
@@ -155,43 +167,45 @@ impl HoldBoard {
     fn update(&mut self, now: Timestamp) -> Vec<HoldChange> {
         let mut changes = Vec::new();
         let workers: Vec<_> = self.members.keys().copied().collect();
+        for &worker in &workers {
+            changes.extend(self.end_hold(worker, now));
+        }
         for worker in workers {
             let urgent = self.urgent_batch(worker, now);
-            let Some(member) = self.members.get_mut(&worker) else { continue };
-            member.advance(now);
-            let same = |hold: &CurrentHold| urgent == Some((hold.beneficiary, hold.batch));
-            if member.hold.as_ref().is_some_and(same) || (member.hold.is_none() && urgent.is_none()) {
+            let Some((member, (beneficiary, batch))) = self.members.get_mut(&worker).zip(urgent) else {
                 continue;
-            }
-            if let Some(CurrentHold { beneficiary, batch, began }) = member.hold.take() {
-                member.expired = (now.since(began) >= MAX_HOLD).then_some((beneficiary, batch));
-                changes.push(HoldChange::Release { worker, beneficiary, held: now.since(began) });
-            }
-            if let Some((beneficiary, batch)) = urgent {
-                member.hold = Some(CurrentHold { beneficiary, batch, began: now });
-                self.next_number = self.next_number.wrapping_add(1).max(1);
-                changes.push(HoldChange::Hold { worker, number: self.next_number });
-            }
+            };
+            member.hold = Some(CurrentHold { beneficiary, batch, began: now });
+            self.next_number = self.next_number.wrapping_add(1).max(1);
+            changes.push(HoldChange::Hold { worker, number: self.next_number });
         }
         changes
     }
 
-    /// Returns the worker and the batch for which this worker should wait. A hold that has begun continues
-    /// until its batch ends.
+    /// Ends the hold of a worker if the urgent batch has ended, or if the hold has lasted too long.
+    fn end_hold(&mut self, worker: MemberId, now: Timestamp) -> Option<HoldChange> {
+        let runs =
+            |id: MemberId| self.members.get(&id).and_then(|member| member.running).map(|batch| batch.id);
+        let hold = self.members.get(&worker)?.hold.as_ref();
+        let is_over = hold.is_some_and(|hold| {
+            now.since(hold.began) >= MAX_HOLD || runs(hold.beneficiary) != Some(hold.batch)
+        });
+        let member = self.members.get_mut(&worker)?;
+        member.advance(now);
+        let CurrentHold { beneficiary, batch, began } = member.hold.take_if(|_| is_over)?;
+        let held = now.since(began);
+        member.expired = (held >= MAX_HOLD).then_some((beneficiary, batch));
+        member.postpone(held);
+        Some(HoldChange::Release { worker, beneficiary, held })
+    }
+
+    /// Returns the worker and the batch for which a worker without a hold should wait.
     fn urgent_batch(&self, worker: MemberId, now: Timestamp) -> Option<(MemberId, u64)> {
-        let member = self.members.get(&worker)?;
-        let runs = |beneficiary: &MemberId| self.members.get(beneficiary).and_then(|member| member.running);
-        if let Some(CurrentHold { beneficiary, batch, began }) = &member.hold
-            && now.since(*began) < MAX_HOLD
-            && runs(beneficiary).is_some_and(|running| running.id == *batch)
-        {
-            return Some((*beneficiary, *batch));
-        }
+        let member = self.members.get(&worker).filter(|member| member.hold.is_none())?;
         let others = self.members.iter().filter(|(other, _)| **other != worker);
         let batches = others.filter_map(|(other, member)| Some((other, member.terms, member.running?)));
-        let ended = member.hold.as_ref().map(|hold| (hold.beneficiary, hold.batch)).or(member.expired);
         let urgent = batches.filter(|(other, terms, batch)| {
-            ended != Some((**other, batch.id)) && member.yields_to(batch, *terms, now)
+            member.expired != Some((**other, batch.id)) && member.yields_to(batch, *terms, now)
         });
         let first = urgent.min_by_key(|(_, terms, batch)| (terms.priority, batch.deadline));
         first.map(|(other, _, batch)| (*other, batch.id))

@@ -46,7 +46,7 @@ pub(crate) struct SimulateOptions {
     /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
     /// `+admission` adds admission control, which refuses requests that cannot be answered in time. With
     /// adaptive, long batches wait between two pieces for other models' batches that would be late; under
-    /// `adaptive+no-hold` they do not. `layouts` runs each layout that adaptive may try for the whole run;
+    /// `adaptive+no-preemption` they do not. `layouts` runs each layout that adaptive may try for the whole run;
     /// `layout:halves` runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<PolicyArgument>,
@@ -150,7 +150,7 @@ fn settings(options: &SimulateOptions, config: &Config, seed: u64) -> WorldSetti
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
         sharing: options.truth.sharing(),
-        hold: config.controller.hold,
+        hold: config.controller.preempt,
         noise: options.truth.noise(),
         seed,
     }

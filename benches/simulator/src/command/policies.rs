@@ -15,7 +15,7 @@ const LAYOUTS: &str = "layouts";
 const LAYOUT: &str = "layout:";
 
 /// The suffix of a policy's name under which no batch is held.
-const NO_HOLD_SUFFIX: &str = "+no-hold";
+const NO_HOLD_SUFFIX: &str = "+no-preemption";
 
 /// An argument of `--policy`: a policy of the supervisor, a baseline, a fixed layout, or all fixed
 /// layouts. Fixed layouts have admission control.
@@ -23,7 +23,7 @@ const NO_HOLD_SUFFIX: &str = "+no-hold";
 pub(super) enum PolicyArgument {
     Policy {
         choice: Choice,
-        /// True if the name has the suffix `+no-hold`.
+        /// True if the name has the suffix `+no-preemption`.
         never_holds: bool,
     },
     Baseline {

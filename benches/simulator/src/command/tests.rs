@@ -352,15 +352,15 @@ fn only_adaptive_holds_batches_unless_its_name_or_the_configuration_forbids_it()
     };
     let policies = [
         ("adaptive", true),
-        ("adaptive+no-hold", false),
-        ("adaptive+admission+no-hold", false),
+        ("adaptive+no-preemption", false),
+        ("adaptive+admission+no-preemption", false),
         ("static", false),
         ("unpartitioned", false),
     ];
     let names = policies.map(|(name, _)| name).join(" ");
     assert_eq!(holds("", &names), policies.map(|(name, holds)| (name.to_owned(), holds)));
-    assert!(!holds("controller: {hold: false}", "adaptive")[0].1);
-    for nonsense in ["static+no-hold", "half+no-hold", "adaptive+no-hold+no-hold"] {
+    assert!(!holds("controller: {preempt: false}", "adaptive")[0].1);
+    for nonsense in ["static+no-preemption", "half+no-preemption", "adaptive+no-preemption+no-preemption"] {
         assert!(parsed(&format!("{MIX} --load poisson --policy {nonsense}")).is_err(), "{nonsense}");
     }
 }

@@ -5,8 +5,7 @@
 //! models (executing batches) ─▶ HoldBoard ─▶ seats on the GPU
 //! ```
 
-use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, RunningBatch};
-use shadowslice_shared::ids::WorkerId;
+use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, MemberId};
 
 use super::SharedState;
 use super::model::{WorldModel, id};
@@ -27,8 +26,8 @@ impl WorldHolds {
 }
 
 /// Returns the name of a seat's worker on the board.
-fn on_board(seat: usize) -> WorkerId {
-    WorkerId(seat as u64)
+fn on_board(seat: usize) -> MemberId {
+    MemberId(seat as u64)
 }
 
 impl WorldModel<'_> {
@@ -50,12 +49,7 @@ impl WorldModel<'_> {
             if std::mem::replace(&mut self.workers[worker].reported, current) == current {
                 continue;
             }
-            let running = front.and_then(|front| {
-                let deadline = front.requests.iter().map(|request| request.deadline).min()?;
-                let time = lane.predictor.predict(front.rows).unwrap_or_default();
-                let free_at = lane.free_at(timestamp(now));
-                Some(RunningBatch { id: front.id, groups: front.groups, time, free_at, deadline })
-            });
+            let running = lane.running_batch(timestamp(now));
             let (gpu, seat) = (self.spec.terms.gpu, self.workers[worker].seat);
             let board = &mut shared.holds.boards[gpu];
             let changes = board.set_running(on_board(seat), terms, running, timestamp(now));
@@ -79,7 +73,7 @@ impl SharedState<'_> {
             HoldChange::Hold { worker, .. } => Some(*worker),
             HoldChange::Release { .. } => None,
         };
-        let held: Vec<WorkerId> = changes.iter().filter_map(begins).collect();
+        let held: Vec<MemberId> = changes.iter().filter_map(begins).collect();
         for change in changes {
             match *change {
                 HoldChange::Hold { worker, .. } => {

@@ -15,7 +15,8 @@ fn terms(priority: u32, slo_ms: u32) -> HoldTerms {
 /// Returns a batch of `ms` that starts at `start` and must end at `deadline`, both in ms.
 fn batch(id: u64, start: u32, ms: u32, deadline: u32) -> Option<RunningBatch> {
     let groups = Groups::WHOLE;
-    Some(RunningBatch { id, groups, time: MS * ms, free_at: at(start + ms), deadline: at(deadline) })
+    let (free_at, deadline) = (at(start + ms), at(deadline));
+    Some(RunningBatch { id, groups, time: MS * ms, free_at, deadline, slack: deadline.since(free_at) })
 }
 
 /// Returns a board on which the hog starts a batch of 8 ms at time 0, which has a deadline at 100 ms.
@@ -83,11 +84,22 @@ fn a_lower_priority_holds_nobody_and_equals_only_the_patient() {
 }
 
 #[test]
-fn a_batch_of_the_same_priority_that_would_itself_be_late_does_not_wait() {
+fn a_batch_that_would_itself_be_late_does_not_wait() {
+    for priority in [1, 2] {
+        let mut board = HoldBoard::default();
+        assert_eq!(board.set_running(HOG, terms(priority, 100), batch(1, 0, 8, 9), at(0)), []);
+        assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(1, 0, 2, 5), at(0)), []);
+        assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(2, 0, 1, 5), at(0)), [held(1)]);
+    }
+}
+
+#[test]
+fn holds_use_up_the_time_that_the_held_batch_has() {
     let mut board = HoldBoard::default();
-    assert_eq!(board.set_running(HOG, terms(1, 100), batch(1, 0, 8, 9), at(0)), []);
-    assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(1, 0, 2, 5), at(0)), []);
-    assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(2, 0, 1, 5), at(0)), [held(1)]);
+    assert_eq!(board.set_running(HOG, terms(2, 100), batch(1, 0, 8, 11), at(0)), []);
+    assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(1, 0, 2, 5), at(0)), [held(1)]);
+    assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(2, 2, 2, 7), at(2)), [released(2)]);
+    assert_eq!(board.set_running(CRITICAL, terms(1, 5), batch(3, 4, 1, 9), at(4)), [held(2)]);
 }
 
 #[test]

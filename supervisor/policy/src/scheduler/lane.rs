@@ -10,6 +10,7 @@ use shadowslice_shared::units::{Sms, Timestamp};
 use super::batcher::{self, BatchLimits};
 use super::messages::Ticket;
 use super::queue::{QueuedRequest, SUSPECT_LEVEL};
+use crate::holds::RunningBatch;
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
@@ -247,7 +248,7 @@ impl<K, T> Lane<K, T> {
     /// Returns the time at which the worker is expected to finish its batches, but not earlier than
     /// `now`. Steps of streams count as zero time. They are short, and new streams must not wait for
     /// them.
-    pub fn free_at(&self, now: Timestamp) -> Timestamp {
+    pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
         let time = |batch: &BatchInFlight<K, T>| match batch.step {
             true => Duration::ZERO,
             false => self.time(batch.rows),
@@ -262,6 +263,24 @@ impl<K, T> Lane<K, T> {
         let began = front.executing_since.unwrap_or(now);
         let began = if self.weights == LaneWeights::Loaded { began } else { began.max(ready) };
         batches.fold((began + time(front)).max(now), |free, batch| free + time(batch))
+    }
+
+    /// Returns the batch that executes on the GPU, with the deadlines of all batches of the lane. Returns
+    /// `None` for a step of a stream, and while the weights are not loaded.
+    pub fn running_batch(&self, now: Timestamp) -> Option<RunningBatch> {
+        let front = self.in_flight.front().filter(|front| !front.step)?;
+        if self.weights != LaneWeights::Loaded {
+            return None;
+        }
+        let (mut end, mut slack) = (front.executing_since?, Duration::MAX);
+        for batch in &self.in_flight {
+            end = (end + self.time(batch.rows)).max(now);
+            let deadline = batch.requests.iter().map(|request| request.deadline).min()?;
+            slack = slack.min(deadline.since(end));
+        }
+        let deadline = front.requests.iter().map(|request| request.deadline).min()?;
+        let BatchInFlight { id, groups, rows, .. } = *front;
+        Some(RunningBatch { id, groups, time: self.time(rows), free_at: end, deadline, slack })
     }
 
     /// Returns true if the worker has released its weights, so that it accepts no batches.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, MemberId, RunningBatch};
+use shadowslice_policy::holds::{HoldBoard, HoldChange, HoldTerms, MemberId};
 use shadowslice_shared::hold::HoldWord;
 use shadowslice_shared::units::Timestamp;
 
@@ -144,12 +144,7 @@ impl HoldMember {
             return;
         }
         self.reported = current;
-        let running = front.and_then(|front| {
-            let deadline = front.requests.iter().map(|request| request.deadline).min()?;
-            let time = lane.predictor.predict(front.rows).unwrap_or_default();
-            let free_at = lane.free_at(now);
-            Some(RunningBatch { id: front.id, groups: front.groups, time, free_at, deadline })
-        });
+        let running = lane.running_batch(now);
         let terms = HoldTerms { priority, slo, can_be_held: self.pieces.is_ok() };
         let mut state = self.holds.state.lock();
         let changes = state.board.set_running(self.id, terms, running, now);

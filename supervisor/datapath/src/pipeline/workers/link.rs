@@ -65,7 +65,7 @@ const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
-struct RunningBatch {
+struct OccupyingBatch {
     since: Timestamp,
     /// The progress of the GPU's [`Occupancy`] at the time `since`.
     from: Duration,
@@ -79,7 +79,7 @@ pub(crate) struct WorkerLink {
     /// The worker and the part of the GPU that it uses, for traces.
     pub(crate) location: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
-    running: Option<RunningBatch>,
+    running: Option<OccupyingBatch>,
     /// The execution times of the worker's batches by shape. `None` if all requests of the model
     /// have the same shape.
     pub(crate) shapes: Option<ShapeTimes>,
@@ -181,7 +181,7 @@ impl WorkerLink {
             let from = self.occupancy.progress_at(since, now);
             let occupied = before.map(|running| running.occupied);
             let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.location.share));
-            RunningBatch { since, from, occupied }
+            OccupyingBatch { since, from, occupied }
         });
     }
 
