@@ -8,10 +8,6 @@ use super::deadline::{DeadlineFilter, Selection};
 use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::latency::Predictor;
 
-/// The divisor of a batch's time that gives the time that its two halves may take in addition. The same batch
-/// varies by about 3 % (measured on an H200).
-const HALVES_COST: u32 = 32;
-
 /// The limits on a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
@@ -89,26 +85,6 @@ pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     };
     let worth_it = |first: &u32| times(*first).is_some_and(|(parts, whole)| parts <= whole);
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
-}
-
-/// Returns the number of rows of a batch of `rows` rows that run first, so that the request with the earliest
-/// deadline is in time. `left` is the time from the start of the batch to this deadline. A batch runs as two
-/// halves if only the first half is in time, and if both together take hardly longer than the whole. This is
-/// the case on a part of the GPU that is too small for the batch.
-pub fn rows_in_time(rows: u32, predictor: &Predictor, left: Duration) -> u32 {
-    let half = rows / 2;
-    let times =
-        || Some([predictor.predict(half)?, predictor.predict(rows - half)?, predictor.predict(rows)?]);
-    match times().filter(|_| half > 0) {
-        Some([first, second, whole])
-            if whole > left
-                && first <= left
-                && first.saturating_add(second) <= whole.saturating_add(whole / HALVES_COST) =>
-        {
-            half
-        }
-        _ => rows,
-    }
 }
 
 /// Returns the time until which the batch that starts at `start` waits for further requests. Returns

@@ -249,22 +249,3 @@ fn a_worker_that_claims_to_take_for_ever_breaks_nothing() {
     [1, 2, 4, 8].into_iter().for_each(|rows| predictor.expect(rows, Duration::MAX));
     assert_eq!((rows_sent_first(6, &predictor), rows_sent_first(8, &predictor)), (4, 8));
 }
-
-#[test]
-fn a_batch_that_would_be_late_runs_as_two_halves_if_that_costs_nothing() {
-    let part = |times: [u64; 4]| {
-        let mut predictor = Predictor::new(None, Sms(16)).padded_to(vec![1, 4, 8, 16]);
-        for (rows, took) in [1, 4, 8, 16].into_iter().zip(times) {
-            predictor.expect(rows, Duration::from_millis(took));
-        }
-        predictor
-    };
-    let (small, whole) = (part([2, 5, 10, 20]), part([2, 3, 4, 5]));
-    let first = |predictor: &Predictor, left| rows_in_time(16, predictor, Duration::from_millis(left));
-    assert_eq!(first(&small, 20), 16, "all are in time");
-    assert_eq!(first(&small, 15), 8);
-    assert_eq!(first(&small, 9), 16, "not even the half is in time");
-    assert_eq!(first(&whole, 4), 16, "two halves would take 8 ms instead of 5");
-    assert_eq!(first(&Predictor::new(None, Sms(16)), 0), 16, "there are no predictions");
-    assert_eq!(rows_in_time(1, &small, Duration::ZERO), 1);
-}

@@ -223,16 +223,9 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Removes and returns the requests of a batch that should run in a second batch.
-    pub(super) fn split_off_rest(
-        &self,
-        batch: &mut Vec<QueuedRequest<K, T>>,
-        now: Timestamp,
-    ) -> Vec<QueuedRequest<K, T>> {
+    pub(super) fn split_off_rest(&self, batch: &mut Vec<QueuedRequest<K, T>>) -> Vec<QueuedRequest<K, T>> {
         let rows = batch.iter().map(|request| request.rows).sum();
         let mut left = batcher::rows_sent_first(rows, &self.predictor);
-        if let Some(first) = batch.first().filter(|_| left == rows) {
-            left = batcher::rows_in_time(rows, &self.predictor, first.deadline.since(self.free_at(now)));
-        }
         if left == rows {
             return Vec::new();
         }

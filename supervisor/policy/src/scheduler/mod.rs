@@ -242,7 +242,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if batch.is_empty() && refused.is_empty() {
                 continue;
             }
-            self.queues.put_back(self.lanes[index].split_off_rest(&mut batch, now));
+            self.queues.put_back(self.lanes[index].split_off_rest(&mut batch));
             return NextAction::Act(refused, (!batch.is_empty()).then(|| self.sending(index, slot, batch)));
         }
     }
