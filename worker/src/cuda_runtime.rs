@@ -155,7 +155,7 @@ unsafe extern "C" fn cublasDestroy_v2(handle: *mut c_void) -> c_int {
 unsafe extern "C" fn cublasSetStream_v2(handle: *mut c_void, stream: *mut c_void) -> c_int {
     let Some(found) = own(CUBLAS, c"cublasSetStream_v2") else { return NOT_FOUND };
     // SAFETY: the function of this name has this type, and the arguments are those of the caller.
-    let status = unsafe { std::mem::transmute::<_, SetStream>(found)(handle, stream) };
+    let status = unsafe { std::mem::transmute::<*mut c_void, SetStream>(found)(handle, stream) };
     let (known, users) = HANDLE.get();
     if status != SUCCESS || users == 0 || known != handle {
         return status;
@@ -169,5 +169,5 @@ unsafe extern "C" fn cublasSetStream_v2(handle: *mut c_void, stream: *mut c_void
     let Some(found) = found.filter(|_| !workspace.is_null()) else { return status };
     // SAFETY: the function of this name has this type. The workspace has this size, and all work of the
     // handle runs on one stream, one kernel after the other.
-    unsafe { std::mem::transmute::<_, SetWorkspace>(found)(handle, workspace, WORKSPACE_BYTES) }
+    unsafe { std::mem::transmute::<*mut c_void, SetWorkspace>(found)(handle, workspace, WORKSPACE_BYTES) }
 }

@@ -78,7 +78,7 @@ async fn nothing_pauses_under_a_static_policy_or_if_the_operator_forbids_it() {
 
 #[tokio::test]
 async fn a_model_in_a_shared_worker_never_pauses_and_says_why() {
-    let server = start("{policy: adaptive}", ", isolation: shared").await;
+    let server = start("{policy: adaptive}", ", isolation: shared, handover: auto").await;
     let long = server.model("long").await.unwrap();
     assert_eq!(preemption(&long)["pieces"], Value::Null);
     assert!(preemption(&long)["uncut"].as_str().unwrap().contains("share a process"), "{long:?}");

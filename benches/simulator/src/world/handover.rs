@@ -118,7 +118,8 @@ impl WorldModel<'_> {
             }
             Action::Start(launch) => return self.start(launch, now, shared),
             Action::Load(worker) => {
-                let warmed = LifecycleEvent::Warmed { worker, warmed: self.warmed(worker), asked: None };
+                let warmed =
+                    LifecycleEvent::Warmed { worker, warmed: Box::new(self.warmed(worker)), asked: None };
                 if !self.serves() {
                     return vec![warmed];
                 }

@@ -76,7 +76,7 @@ impl Controller {
         if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
             return self.handle(LifecycleEvent::Misbehaved { worker, why });
         }
-        self.handle(LifecycleEvent::Warmed { worker, warmed, asked });
+        self.handle(LifecycleEvent::Warmed { worker, warmed: Box::new(warmed), asked });
         if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
             tracing::info!(model = self.model.name, pid, "warm standby ready");
         }

@@ -145,7 +145,7 @@ pub enum LifecycleEvent {
         /// The id of the worker.
         worker: WorkerId,
         /// The times of its batches, and its partitions.
-        warmed: WarmUpReport,
+        warmed: Box<WarmUpReport>,
         /// The partition that the worker was started with, if its share is a partition.
         asked: Option<Groups>,
     },

@@ -126,7 +126,7 @@ impl World {
             worker,
             LifecycleEvent::Warmed {
                 worker,
-                warmed: WarmUpReport { times, partitions, ..WarmUpReport::default() },
+                warmed: Box::new(WarmUpReport { times, partitions, ..WarmUpReport::default() }),
                 asked,
             },
         );
