@@ -235,7 +235,7 @@ impl ControllerConfig {
 
     /// Returns true if batches pause for others.
     pub fn preempts(&self) -> bool {
-        self.preempt && self.acting_policy().is_some()
+        self.preempt && self.acting_policy().is_some_and(Choice::preempts)
     }
 
     /// Returns the policy if it decides shares and the supervisor applies its decisions.

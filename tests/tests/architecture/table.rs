@@ -69,6 +69,7 @@ pub(crate) const ROWS: &[Row] = &[
             "shadowslice_shared::boot",
             "shadowslice_shared::contention",
             "shadowslice_shared::groups",
+            "shadowslice_shared::hold",
             "shadowslice_shared::ids",
             "shadowslice_shared::units",
             "shadowslice_shared::profile",
@@ -203,6 +204,8 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/arena.rs",
     "worker/src/device/cuda/buffer.rs",
     "worker/src/device/cuda/graph.rs",
+    "worker/src/device/cuda/held.rs",
+    "worker/src/device/cuda/pieces.rs",
     "worker/src/device/cuda/isolation.rs",
     "worker/src/device/cuda/mod.rs",
     "worker/src/device/cuda/open.rs",
@@ -235,16 +238,16 @@ pub(crate) const MAX_LINES: usize = 500;
 /// The maximum number of lines of code of each crate that operators run, without blank lines, comments
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
-    ("shared", 1850),
-    ("worker", 8300),
+    ("shared", 1950),
+    ("worker", 8700),
     ("worker/python", 300),
     ("supervisor", 1650),
     ("supervisor/config", 3950),
     ("supervisor/control", 10400),
-    ("supervisor/datapath", 5100),
+    ("supervisor/datapath", 5200),
     ("supervisor/ingress", 6650),
     ("supervisor/operations", 6550),
-    ("supervisor/policy", 6650),
+    ("supervisor/policy", 6850),
     ("supervisor/succession", 600),
 ];
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_policy::sharing::{Choice, Decision, ModelSpec, Pattern, Policy, PolicyInput, PolicyName};
+use shadowslice_policy::sharing::{Choice, Decision, ModelSpec, Pattern, Policy, PolicyInput};
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::baselines::{Baseline, BaselineName, UnknownBaseline};
@@ -89,7 +89,7 @@ impl FromStr for PolicyArgument {
             return Ok(Self::Policy { choice, never_holds: false });
         }
         let choice = text.strip_suffix(NO_HOLD_SUFFIX).and_then(|bare| bare.parse().ok());
-        if let Some(choice) = choice.filter(|&choice| holds(choice)) {
+        if let Some(choice) = choice.filter(|choice: &Choice| choice.preempts()) {
             return Ok(Self::Policy { choice, never_holds: true });
         }
         let bare = [Choice::ADMISSION_SUFFIX, Choice::FORMER_SUFFIX];
@@ -128,7 +128,7 @@ impl PolicyArgument {
         match self {
             Self::Policy { choice, never_holds } => {
                 let policy = Policy::new(*choice, &gpus, &terms);
-                return one(SimulatedPolicy::Served(policy), holds(*choice) && !never_holds);
+                return one(SimulatedPolicy::Served(policy), choice.preempts() && !never_holds);
             }
             Self::Baseline { name, refuses_late } => {
                 let baseline = Baseline::new(*name, *refuses_late, &gpus, &terms);
@@ -156,11 +156,6 @@ impl PolicyArgument {
             _ => Ok(found),
         }
     }
-}
-
-/// Returns true if the supervisor holds batches under this policy.
-fn holds(choice: Choice) -> bool {
-    choice != Choice::of(PolicyName::Static)
 }
 
 /// Returns the fraction of its GPU that each model needs if each of its requests has the minimum

@@ -355,6 +355,7 @@ fn only_adaptive_holds_batches_unless_its_name_or_the_configuration_forbids_it()
         ("adaptive+no-preemption", false),
         ("adaptive+admission+no-preemption", false),
         ("static", false),
+        ("static+admission", false),
         ("unpartitioned", false),
     ];
     let names = policies.map(|(name, _)| name).join(" ");

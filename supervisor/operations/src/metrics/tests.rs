@@ -5,7 +5,10 @@ use serde_json::json;
 
 use super::*;
 use crate::machine::MachineMemory;
-use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SleepStatus, SloStatus, WorkerStatus};
+use crate::status::{
+    GpuMemory, Latency, LoadedStatus, NvmlStatus, PreemptedFor, PreemptionStatus, SleepStatus, SloStatus,
+    WorkerStatus,
+};
 use shadowslice_control::controller::*;
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram, Total};
@@ -256,6 +259,8 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
+    let paused = PreemptedFor { model: "other".to_owned(), count, total_ms: 1.0, longest_ms: 1.0 };
+    model.status.preemption = Some(PreemptionStatus { paused: vec![paused], ..PreemptionStatus::default() });
     // Workers rarely wait, and the metric is absent if no worker waits.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);

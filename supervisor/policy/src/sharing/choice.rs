@@ -26,6 +26,11 @@ impl Choice {
         Self { kind, refuses_late: false }
     }
 
+    /// Returns true if long batches pause for batches of other models that would be late.
+    pub fn preempts(self) -> bool {
+        self.kind == PolicyName::Adaptive
+    }
+
     /// Returns true if the policy takes the priorities of models into account.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive

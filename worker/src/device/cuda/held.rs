@@ -23,14 +23,25 @@ pub(super) struct RegisteredHold {
 }
 
 impl RegisteredHold {
-    /// Returns `None` if the GPU cannot read the word, whose memory is registered with the driver.
-    pub(super) fn of(word: &Arc<HoldWord>) -> Option<Self> {
+    /// Returns `None` if the GPU cannot wait for the word, whose memory is registered with the driver.
+    pub(super) fn of(word: &Arc<HoldWord>, gpu: &CudaGpu) -> Option<Self> {
         let start: *const AtomicU32 = word.word();
         let mut address = 0;
         // SAFETY: the memory is registered, and the driver fills in the address.
         let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start.cast_mut().cast(), 0) };
-        let word = Arc::clone(word);
-        found.result().is_ok().then_some(Self { word, address, seen: AtomicU32::new(0) })
+        found.result().ok()?;
+        let hold = Self { word: Arc::clone(word), address, seen: AtomicU32::new(0) };
+        // The word is still zero, so this wait ends at once.
+        hold.delay(gpu).and_then(|()| gpu.synchronize()).ok().map(|()| hold)
+    }
+
+    /// Makes the compute stream wait until the word is zero.
+    fn delay(&self, gpu: &CudaGpu) -> Result<(), CudaError> {
+        let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+        let stream = gpu.compute.cu_stream();
+        // SAFETY: the address belongs to registered host memory, which stays mapped while the stream exists.
+        let waits = unsafe { sys::cuStreamWaitValue32_v2(stream, self.address, 0, equal) };
+        waits.result().map_err(cuda_error("wait for a value in host memory"))
     }
 
     /// Returns the memory of a word, and its size in bytes.
@@ -42,12 +53,7 @@ impl RegisteredHold {
 impl CudaGpu {
     /// Makes the compute stream wait while the supervisor holds this worker.
     pub(super) fn wait_while_held(&self) -> Result<(), CudaError> {
-        let Some(hold) = self.hold.get() else { return Ok(()) };
-        let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
-        let stream = self.compute.cu_stream();
-        // SAFETY: the address belongs to registered host memory, which stays mapped while the stream exists.
-        let waits = unsafe { sys::cuStreamWaitValue32_v2(stream, hold.address, 0, equal) };
-        waits.result().map_err(cuda_error("wait for a value in host memory"))
+        self.hold.get().map_or(Ok(()), |hold| hold.delay(self))
     }
 
     /// Returns how long a thread that waits for batches may wait until it looks for a hold that lasts too

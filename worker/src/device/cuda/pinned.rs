@@ -40,7 +40,7 @@ impl PinnedSlabs {
         let word = responses.hold_word();
         let hold =
             may_be_held.then(|| register(RegisteredHold::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
-        if let Some(hold) = hold.flatten().and_then(|_| RegisteredHold::of(word)) {
+        if let Some(hold) = hold.flatten().and_then(|_| RegisteredHold::of(word, gpu)) {
             gpu.hold.get_or_init(|| hold);
         }
         let starts = [requests.flatten(), register(responses.whole(), 0), hold.flatten()];

@@ -126,7 +126,7 @@ fn a_border_moves_when_the_speed_of_the_batch_changes() {
     assert_eq!((end, seat), (alone + MS, 1), "in slices again for its last millisecond");
 }
 
-/// A model with long batches and requests at a rate that its worker cannot handle.
+/// Returns a model with long batches and requests at a rate that its worker cannot handle.
 fn hog(priority: u32) -> ScenarioModel {
     let mut spec = model("hog", 8.0);
     spec.terms.slo = Duration::from_millis(100);
@@ -134,7 +134,7 @@ fn hog(priority: u32) -> ScenarioModel {
     ScenarioModel { max_queued: 4, ..spec }
 }
 
-/// A model with short batches and little time for each request.
+/// Returns a model with short batches and little time for each request.
 fn critical() -> ScenarioModel {
     let mut spec = model("critical", 1.0);
     spec.terms.slo = Duration::from_millis(5);
