@@ -1,5 +1,5 @@
 //! Work that is recorded once as CUDA graphs and then started with a few calls, on all SMs of the
-//! process or on the SMs of a partition. A long recording consists of several [pieces](super::pieces).
+//! process or on the SMs of a partition. A long recording consists of several [pieces](shadowslice_shared::hold).
 //!
 //! A kernel runs in the context of its graph node, whichever stream the graph is launched on. To
 //! move a recording to a partition, this module therefore changes the context of its nodes.
