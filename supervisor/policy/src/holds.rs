@@ -75,10 +75,21 @@ pub enum HoldChange {
     },
 }
 
+impl HoldChange {
+    /// Returns the worker whose word changes.
+    pub const fn worker(&self) -> MemberId {
+        match *self {
+            Self::Hold { worker, .. } | Self::Release { worker, .. } => worker,
+        }
+    }
+}
+
 /// The workers of one GPU, with their executing batches and their holds.
 #[derive(Debug, Default)]
 pub struct HoldBoard {
     members: BTreeMap<MemberId, Member>,
+    /// The time of the latest report.
+    latest: Timestamp,
     next_number: u32,
 }
 
@@ -103,13 +114,17 @@ struct CurrentHold {
 }
 
 impl Member {
-    /// Updates the deficit.
-    fn advance(&mut self, now: Timestamp) {
+    fn deficit_at(&self, now: Timestamp) -> Duration {
         let passed = now.since(self.since);
-        self.deficit = match self.hold {
+        match self.hold {
             Some(_) => self.deficit + passed,
             None => self.deficit.saturating_sub(passed),
-        };
+        }
+    }
+
+    /// Updates the deficit before a hold begins or ends.
+    fn advance(&mut self, now: Timestamp) {
+        self.deficit = self.deficit_at(now);
         self.since = now.max(self.since);
     }
 
@@ -119,7 +134,11 @@ impl Member {
         let meets = own.groups.common(urgent.groups) != Groups::NONE;
         let would_be_late = own.free_at.max(now) + urgent.time > urgent.deadline;
         let is_short = urgent.time <= MAX_HOLD;
-        meets && would_be_late && is_short && self.can_wait(own, urgent, terms) && self.deficit < MAX_DEFICIT
+        meets
+            && would_be_late
+            && is_short
+            && self.can_wait(own, urgent, terms)
+            && self.deficit_at(now) < MAX_DEFICIT
     }
 
     fn can_wait(&self, own: &RunningBatch, urgent: &RunningBatch, terms: HoldTerms) -> bool {
@@ -154,32 +173,59 @@ impl HoldBoard {
             || Member { terms, running, hold: None, expired: None, deficit: Duration::ZERO, since: now };
         let member = self.members.entry(worker).or_insert_with(new);
         (member.terms, member.running) = (terms, running);
-        self.update(now)
+        self.latest = now;
+        self.update(worker, now)
     }
 
     /// Removes a worker that has ended. The holds for its batches end.
     pub fn remove(&mut self, worker: MemberId) -> Vec<HoldChange> {
-        let Some(Member { since, .. }) = self.members.remove(&worker) else { return Vec::new() };
-        self.update(since)
+        self.members.remove(&worker);
+        self.update(worker, self.latest)
     }
 
-    /// Ends the holds whose batch has ended, and begins new ones.
-    fn update(&mut self, now: Timestamp) -> Vec<HoldChange> {
-        let mut changes = Vec::new();
-        let workers: Vec<_> = self.members.keys().copied().collect();
-        for &worker in &workers {
-            changes.extend(self.end_hold(worker, now));
+    /// Ends the holds whose batch has ended, and begins those that follow from the batch of `changed`. Looks at
+    /// each worker once, and at all pairs of a worker whose hold has ended.
+    fn update(&mut self, changed: MemberId, now: Timestamp) -> Vec<HoldChange> {
+        let held: Vec<_> =
+            self.members.iter().filter(|(_, member)| member.hold.is_some()).map(|(id, _)| *id).collect();
+        let mut changes: Vec<_> = held.into_iter().filter_map(|worker| self.end_hold(worker, now)).collect();
+        let released = changes.iter().map(|change| change.worker());
+        let mut open: Vec<_> = released.chain([changed]).collect();
+        open.dedup();
+        for worker in open {
+            if let Some(urgent) = self.urgent_batch(worker, now) {
+                changes.push(self.begin_hold(worker, urgent, now));
+            }
         }
-        for worker in workers {
-            let urgent = self.urgent_batch(worker, now);
-            let Some((member, (beneficiary, batch))) = self.members.get_mut(&worker).zip(urgent) else {
-                continue;
-            };
-            member.hold = Some(CurrentHold { beneficiary, batch, began: now });
-            self.next_number = self.next_number.wrapping_add(1).max(1);
-            changes.push(HoldChange::Hold { worker, number: self.next_number });
+        for (worker, batch) in self.yielding_to(changed, now) {
+            changes.push(self.begin_hold(worker, (changed, batch), now));
         }
         changes
+    }
+
+    /// Returns the workers that should wait for the batch of `urgent`, each with this batch.
+    fn yielding_to(&self, urgent: MemberId, now: Timestamp) -> Vec<(MemberId, u64)> {
+        let member = self.members.get(&urgent);
+        let Some((terms, batch)) = member.and_then(|member| Some((member.terms, member.running?))) else {
+            return Vec::new();
+        };
+        let others = self.members.iter().filter(|(worker, _)| **worker != urgent);
+        let yields = others.filter(|(_, member)| {
+            member.hold.is_none()
+                && member.expired != Some((urgent, batch.id))
+                && member.yields_to(&batch, terms, now)
+        });
+        yields.map(|(worker, _)| (*worker, batch.id)).collect()
+    }
+
+    fn begin_hold(&mut self, worker: MemberId, urgent: (MemberId, u64), now: Timestamp) -> HoldChange {
+        let (beneficiary, batch) = urgent;
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.advance(now);
+            member.hold = Some(CurrentHold { beneficiary, batch, began: now });
+        }
+        self.next_number = self.next_number.wrapping_add(1).max(1);
+        HoldChange::Hold { worker, number: self.next_number }
     }
 
     /// Ends the hold of a worker if the urgent batch has ended, or if the hold has lasted too long.
