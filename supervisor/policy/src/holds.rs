@@ -3,8 +3,8 @@
 //! A long batch of one model delays the batches of all models on the same SMs. A worker cuts long batches
 //! into pieces ([`shadowslice_shared::hold`]). When a batch starts that would otherwise be late, the
 //! [`HoldBoard`] of the GPU holds the batches that may wait: those of a lower priority, and those of the same
-//! priority with a longer SLO, if their own deadlines permit it. Held batches continue when the batch ends. A worker is held for at
-//! most about half of the time, as in Paella's deficit (SOSP 2023).
+//! priority with a longer SLO, if their own deadlines permit it. Held batches continue when the urgent batch
+//! ends. A worker is held for at most about half of the time, as in Paella's deficit (SOSP 2023).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::hold::MAX_HOLD;
 use shadowslice_shared::units::Timestamp;
 
-/// The factor by which the SLO of a model of the same priority must be longer so that its batches wait.
-/// Models with similar SLOs would otherwise hold each other.
+/// The minimum ratio of a held model's SLO to the urgent model's SLO, if their priorities are equal. Models
+/// with similar SLOs would otherwise hold each other.
 const LONGER_SLO: u32 = 4;
 
 /// The excess of the time for which a worker was held over the time for which it was not, beyond which no new

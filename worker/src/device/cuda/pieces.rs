@@ -38,7 +38,7 @@ pub(super) enum UncutReason {
 /// The result of all cuts of a worker's recordings.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum CutSummary {
-    /// There are no recordings.
+    /// The worker has recorded nothing yet.
     #[default]
     Nothing,
     /// The largest number of pieces of a recording.

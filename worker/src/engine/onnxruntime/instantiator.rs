@@ -23,7 +23,7 @@ pub(super) struct InstantiateOrder {
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// The executables of partitions that are no longer in use.
+    /// The executables of former partitions.
     pub(super) stale: Vec<StaleExecutables>,
 }
 

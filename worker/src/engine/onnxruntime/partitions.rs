@@ -61,7 +61,7 @@ enum InstantiatorHandle {
 pub(super) struct RecordedPartitions {
     groups: SmGroups,
     ready: BTreeMap<Groups, Partition>,
-    /// The executables of partitions that are no longer in use. The instantiator drops them.
+    /// The executables of former partitions, which the instantiator drops.
     stale: Vec<StaleExecutables>,
     /// The results that the worker has not fetched yet. Some of them arrived while a batch waited
     /// for a recording.

@@ -157,6 +157,8 @@ impl Drop for HoldMember {
         let mut state = self.holds.state.lock();
         let changes = state.board.remove(self.id);
         state.apply(&changes);
-        state.members.remove(&self.id);
+        if let Some(HeldWorker { word, .. }) = state.members.remove(&self.id) {
+            word.release();
+        }
     }
 }
