@@ -76,6 +76,7 @@ fn live(share: Sms, arrived: u64) -> ModelSnapshot {
         groups: Some(Groups::WHOLE),
         execution: None,
         held: false,
+        can_pause: false,
         observation: seen,
     }
 }

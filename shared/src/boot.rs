@@ -342,7 +342,7 @@ pub struct WarmUpReport {
     /// batch.
     pub kernels: Option<u32>,
     /// The number of pieces of the largest batch, or the reason why the worker's batches are not cut. The
-    /// supervisor can hold only batches that are cut.
+    /// supervisor can pause only batches that are cut.
     pub pieces: Result<u32, String>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,

@@ -20,7 +20,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-use crate::hold::{HOLD_BYTES, HoldWord};
+use crate::pause::{PAUSE_BYTES, PauseWord};
 
 /// The alignment of tensors in a slab, in bytes: the size of the widest vector registers.
 pub const ALIGNMENT: u64 = 64;
@@ -289,22 +289,22 @@ impl ReadableSlab {
 }
 
 /// A slab that a worker writes and that the supervisor creates and reads. After the slab, its file contains
-/// the worker's [hold word](crate::hold).
+/// the worker's [pause word](crate::pause).
 #[derive(Debug)]
 pub struct AnswerSlab {
     file: MemoryFile,
     mapping: Mapping,
-    hold: Arc<HoldWord>,
+    pause: Arc<PauseWord>,
 }
 
 impl AnswerSlab {
     /// Creates a slab of `bytes` bytes, which this process only reads.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
-        let file = MemoryFile::create(name, HoldWord::offset(bytes).saturating_add(HOLD_BYTES))?;
+        let file = MemoryFile::create(name, PauseWord::offset(bytes).saturating_add(PAUSE_BYTES))?;
         file.seal(fixed_size())?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ)?;
-        let hold = HoldWord::map(file.fd.as_fd(), bytes).map(Arc::new)?;
-        Ok(Self { file, mapping, hold })
+        let pause = PauseWord::map(file.fd.as_fd(), bytes).map(Arc::new)?;
+        Ok(Self { file, mapping, pause })
     }
 
     /// Returns the size of the slab in bytes.
@@ -312,9 +312,9 @@ impl AnswerSlab {
         self.mapping.bytes
     }
 
-    /// Returns the hold word of the worker that writes the slab.
-    pub fn hold_word(&self) -> &Arc<HoldWord> {
-        &self.hold
+    /// Returns the pause word of the worker that writes the slab.
+    pub fn pause_word(&self) -> &Arc<PauseWord> {
+        &self.pause
     }
 
     /// Copies bytes out of the slab. The offset comes from a worker, so the function checks that the
@@ -334,20 +334,20 @@ impl AsFd for AnswerSlab {
 #[derive(Debug)]
 pub struct AnswerWriter {
     mapping: Mapping,
-    hold: Arc<HoldWord>,
+    pause: Arc<PauseWord>,
 }
 
 impl AnswerWriter {
     /// Maps the file of a slab of `bytes` bytes.
     pub fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, SlabError> {
-        let hold = HoldWord::map(file, bytes).map(Arc::new)?;
+        let pause = PauseWord::map(file, bytes).map(Arc::new)?;
         let mapping = Mapping::new(file, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        Ok(Self { mapping, hold })
+        Ok(Self { mapping, pause })
     }
 
-    /// Returns the worker's hold word.
-    pub fn hold_word(&self) -> &Arc<HoldWord> {
-        &self.hold
+    /// Returns the worker's pause word.
+    pub fn pause_word(&self) -> &Arc<PauseWord> {
+        &self.pause
     }
 
     /// Returns the start of the mapping and its size in bytes. A device that writes to the mapping

@@ -16,7 +16,7 @@ use shadowslice_control::process::{
 };
 use shadowslice_control::residency::ResidencyBoard;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::GpuHolds;
+use shadowslice_datapath::pipeline::GpuPauses;
 use shadowslice_shared::exit;
 use tokio::runtime::Runtime;
 
@@ -94,7 +94,7 @@ impl Ground {
             readings: watch.readings(),
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
-            holds: gpus.iter().map(|_| GpuHolds::new(config.controller.preempts())).collect(),
+            pauses: gpus.iter().map(|_| GpuPauses::new(config.controller.preempts())).collect(),
             policy_acts: config.controller.acting_policy().is_some(),
             residency: Arc::new(ResidencyBoard::new(gpus.len())),
             starts: StartQueue::of_host(),

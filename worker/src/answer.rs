@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use shadowslice_shared::batch::{Extent, RunFailure};
-use shadowslice_shared::hold::HoldWord;
+use shadowslice_shared::pause::PauseWord;
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
 /// The response slab, which is divided into slots of equal size.
@@ -19,9 +19,9 @@ impl AnswerSlots {
         Self { writer, slot_bytes }
     }
 
-    /// Returns the word with which the supervisor holds the worker's batches.
-    pub fn hold_word(&self) -> &Arc<HoldWord> {
-        self.writer.hold_word()
+    /// Returns the word with which the supervisor pauses the worker's batches.
+    pub fn pause_word(&self) -> &Arc<PauseWord> {
+        self.writer.pause_word()
     }
 
     pub fn slot(&self, slot: u8) -> AnswerSlot<'_> {

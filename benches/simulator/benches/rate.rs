@@ -19,7 +19,7 @@ const SETTINGS: WorldSettings = WorldSettings {
     dwell: Duration::from_secs(5),
     interference: true,
     sharing: GpuSharing::Turns,
-    hold: true,
+    pause: true,
     noise: 0.0,
     seed: 1,
 };

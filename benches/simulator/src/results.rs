@@ -57,12 +57,12 @@ pub struct ModelRun {
     pub sleep: Option<SleepRun>,
     /// The waits between two pieces, or `None` if no batch of the model waited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holds: Option<HoldRun>,
+    pub pauses: Option<PauseRun>,
 }
 
 /// The waits of one model's batches, between two pieces, for batches of other models.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct HoldRun {
+pub struct PauseRun {
     pub count: u64,
     pub longest_ms: f64,
     /// The fraction of the run during which batches waited.
@@ -115,10 +115,10 @@ impl SimulationRun {
                     wakes: model.sleep.wakes,
                     waking: ms(model.sleep.wake_ns) / 1e3 / seconds,
                 }),
-                holds: (model.holds.count > 0).then(|| HoldRun {
-                    count: model.holds.count,
-                    longest_ms: ms(model.holds.longest_ns),
-                    waiting: ms(model.holds.sum_ns) / 1e3 / seconds,
+                pauses: (model.pauses.count > 0).then(|| PauseRun {
+                    count: model.pauses.count,
+                    longest_ms: ms(model.pauses.longest_ns),
+                    waiting: ms(model.pauses.sum_ns) / 1e3 / seconds,
                 }),
             };
             per_model.insert(spec.terms.name.clone(), run);

@@ -10,7 +10,8 @@ use super::compare::{
 use super::evidence::{AT_REST_FROM_S, Evidence, MOVES_PER_MINUTE, moves_at_rest};
 use super::mixes::description;
 use super::simulate::{
-    BASE, EVALUATED, LAYOUT, MixRuns, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, WITHOUT_HOLDS, WORLD,
+    BASE, EVALUATED, LAYOUT, MixRuns, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, WITHOUT_PREEMPTION,
+    WORLD,
 };
 
 /// The maximum number of mixes that the page lists for each target.
@@ -43,7 +44,7 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          * **Weighted**: the mean of the percentages in time of all priorities, each with \
          {PRIORITY_WEIGHT} times the weight\n  \
          of the next lower priority. `{EVALUATED}` maximises this mean.\n\
-         * **`{WITHOUT_HOLDS}`**: no batch waits between two pieces for another model's batch.\n\
+         * **`{WITHOUT_PREEMPTION}`**: no batch waits between two pieces for another model's batch.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
          best layout's weighted result minus the policy's, in percentage points.\n\

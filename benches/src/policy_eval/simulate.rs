@@ -16,8 +16,8 @@ use super::profiles::{MixError, known};
 /// The policy that the page compares with the other policies.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// The evaluated policy without holds.
-pub(crate) const WITHOUT_HOLDS: &str = "adaptive+no-preemption";
+/// The evaluated policy without pauses.
+pub(crate) const WITHOUT_PREEMPTION: &str = "adaptive+no-preemption";
 
 /// The baseline: MPS without shares. In easy mixes, the evaluated policy must not be worse than
 /// this.
@@ -29,7 +29,7 @@ pub(crate) const OPEN: &str = "unpartitioned+admission";
 /// All policies on the page.
 pub(crate) const POLICIES: [&str; 8] = [
     EVALUATED,
-    WITHOUT_HOLDS,
+    WITHOUT_PREEMPTION,
     BASE,
     OPEN,
     "half+admission",

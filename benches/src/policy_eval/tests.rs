@@ -26,7 +26,7 @@ fn model(priority: u32, offered: u64, part: f64) -> ModelRun {
         repartitioned_at_s: Vec::new(),
         sms: 132,
         sleep: None,
-        holds: None,
+        pauses: None,
     }
 }
 

@@ -202,7 +202,7 @@ impl ObservationReport {
 impl AdmissionReport {
     /// Creates the report. With `on_late: serve`, late requests are not refused.
     fn of(admission: &AdmissionPolicy, on_late: OnLate, configured_delay: Duration) -> Self {
-        let AdmissionPolicy { max_batch, refuse_late } = *admission;
+        let AdmissionPolicy { max_batch, refuse_late, .. } = *admission;
         Self {
             max_batch,
             max_delay_ms: ms(configured_delay),
@@ -297,6 +297,7 @@ fn pattern_text(pattern: Pattern) -> String {
         Pattern::FirstApart(part) => return format!("the first priority alone on {part}"),
         Pattern::AtRest => "initial shares",
         Pattern::Everything => "every model on the whole GPU",
+        Pattern::Pauses => "every model on the whole GPU, with pauses",
         Pattern::LowerHalves => "lower priorities in two halves",
         Pattern::LowerHalf => "lower priorities in one half",
         Pattern::Halves => "all models in two halves",

@@ -10,8 +10,8 @@
 pub mod backoff;
 pub mod blame;
 pub mod groups;
-pub mod holds;
 pub mod latency;
+pub mod pauses;
 pub mod placement;
 pub mod reconcile;
 pub mod residency;

@@ -69,7 +69,7 @@ pub(crate) const ROWS: &[Row] = &[
             "shadowslice_shared::boot",
             "shadowslice_shared::contention",
             "shadowslice_shared::groups",
-            "shadowslice_shared::hold",
+            "shadowslice_shared::pause",
             "shadowslice_shared::ids",
             "shadowslice_shared::units",
             "shadowslice_shared::profile",
@@ -204,7 +204,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/arena.rs",
     "worker/src/device/cuda/buffer.rs",
     "worker/src/device/cuda/graph.rs",
-    "worker/src/device/cuda/held.rs",
+    "worker/src/device/cuda/pause.rs",
     "worker/src/device/cuda/pieces.rs",
     "worker/src/device/cuda/isolation.rs",
     "worker/src/device/cuda/mod.rs",
@@ -247,7 +247,7 @@ pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
     ("supervisor/datapath", 5200),
     ("supervisor/ingress", 6650),
     ("supervisor/operations", 6550),
-    ("supervisor/policy", 6850),
+    ("supervisor/policy", 6950),
     ("supervisor/succession", 600),
 ];
 

@@ -324,7 +324,7 @@ impl Parts {
         let Slabs { pinned, requests, slots, answers } =
             Slabs::map(&requests, &responses, assignment, &device, is_shared)?;
         if let Some(gpu) = device.emulated().filter(|_| !is_shared) {
-            gpu.obey(slots.hold_word());
+            gpu.obey(slots.pause_word());
         }
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();

@@ -18,7 +18,7 @@ use rustix::thread::futex::{self, Timespec};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, PRIORITY_VARIABLE, SHARE_VARIABLE};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::hold::{HoldWord, MAX_HOLD, pieces};
+use shadowslice_shared::pause::{MAX_BATCH_PAUSE, PauseWord, pieces};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::{Execution, ProcessMemory};
 use shadowslice_shared::units::{Percent, Sms};
@@ -43,8 +43,8 @@ pub struct EmulatedGpu {
     /// The time at which the last batch ended.
     free_ns: u64,
     memory: EmulatedMemory,
-    /// The worker's hold word, once the worker has mapped it.
-    hold: Option<Arc<HoldWord>>,
+    /// The worker's pause word, once the worker has mapped it.
+    pause: Option<Arc<PauseWord>>,
 }
 
 impl EmulatedGpu {
@@ -76,22 +76,22 @@ impl EmulatedGpu {
             None => (SharedGpu::new(sms), Some(own)),
         };
         let (occupied, free_ns, memory) = (false, now_ns(), EmulatedMemory::default());
-        let hold = None;
-        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied, free_ns, memory, hold })
+        let pause = None;
+        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied, free_ns, memory, pause })
     }
 
     pub fn sms(&self) -> Sms {
         self.own.sms
     }
 
-    /// Lets the supervisor hold the batches with this word.
-    pub fn obey(&mut self, hold: &Arc<HoldWord>) {
-        self.hold = Some(Arc::clone(hold));
+    /// Lets the supervisor pause the batches with this word.
+    pub fn obey(&mut self, pause: &Arc<PauseWord>) {
+        self.pause = Some(Arc::clone(pause));
     }
 
     /// Returns the number of pieces of a batch of `rows` rows, or the reason why batches are not cut.
     pub fn pieces(&self, rows: u32) -> Result<u32, String> {
-        let Some(_) = self.hold else { return Err("models that share a process do not wait".to_owned()) };
+        let Some(_) = self.pause else { return Err("models that share a process do not wait".to_owned()) };
         let execution = self.execution.as_ref().ok_or("without a profile, batches take no time")?;
         Ok(pieces(execution.time(rows, f64::from(self.own.sms.0))))
     }
@@ -180,7 +180,7 @@ impl EmulatedGpu {
         let pieces = pieces(execution.time(started.rows, f64::from(self.own.sms.0)));
         for piece in 0..pieces {
             let [begin, end] = [piece, piece + 1].map(|border| f64::from(border) / f64::from(pieces));
-            if self.wait_while_held() {
+            if self.wait_while_paused() {
                 progress.resume(begin, now_ns());
             }
             self.wait_until_complete(&mut progress, end, |gpu| gpu.time(execution, started.rows));
@@ -204,21 +204,21 @@ impl EmulatedGpu {
         }
     }
 
-    /// Waits while the supervisor holds this worker, which meanwhile occupies no SMs. Returns true if it
+    /// Waits while the supervisor pauses this worker, which meanwhile occupies no SMs. Returns true if it
     /// had to wait.
-    fn wait_while_held(&mut self) -> bool {
-        let Some(hold) = self.hold.clone() else { return false };
-        if hold.current().is_none() {
+    fn wait_while_paused(&mut self) -> bool {
+        let Some(pause) = self.pause.clone() else { return false };
+        if pause.current().is_none() {
             return false;
         }
         let own = self.own;
         self.occupy(None);
-        let expires_ns = after(now_ns(), MAX_HOLD);
-        while let Some(number) = hold.current() {
+        let expires_ns = after(now_ns(), MAX_BATCH_PAUSE);
+        while let Some(number) = pause.current() {
             if now_ns() >= expires_ns {
-                hold.expire(number);
+                pause.expire(number);
             } else {
-                wait_for_change(hold.word(), number, expires_ns);
+                wait_for_change(pause.word(), number, expires_ns);
             }
         }
         self.occupy(Some(own));
@@ -298,7 +298,7 @@ mod tests {
             occupied: false,
             free_ns: now_ns(),
             memory: EmulatedMemory::default(),
-            hold: None,
+            pause: None,
         }
     }
 
@@ -378,26 +378,29 @@ mod tests {
     }
 
     #[test]
-    fn a_held_batch_occupies_nothing_and_continues_when_the_hold_ends() {
+    fn a_paused_batch_occupies_nothing_and_continues_when_the_pause_ends() {
         let pool = Pool::create().unwrap();
         let slab = AnswerSlab::create("test", 64).unwrap();
         let mut gpu = gpu(&pool, 0, 50, 4.0);
-        gpu.obey(slab.hold_word());
+        gpu.obey(slab.pause_word());
         let started = gpu.start(1, Groups::WHOLE, now_ns());
-        slab.hold_word().hold(1);
+        slab.pause_word().pause(1);
         let running = thread::spawn(move || (gpu.finish(started), gpu));
         while pool.sms_in_use() > 0 {
             thread::yield_now();
         }
-        let held_ns = now_ns();
-        slab.hold_word().release();
+        let paused_ns = now_ns();
+        slab.pause_word().release();
         let (took, mut gpu) = running.join().unwrap();
-        assert!(took >= Duration::from_nanos(held_ns - started.at_ns) + Duration::from_millis(3), "{took:?}");
-        slab.hold_word().hold(2);
+        assert!(
+            took >= Duration::from_nanos(paused_ns - started.at_ns) + Duration::from_millis(3),
+            "{took:?}"
+        );
+        slab.pause_word().pause(2);
         let started = gpu.start(1, Groups::WHOLE, now_ns());
         let took = gpu.finish(started);
-        assert!(took >= MAX_HOLD + Duration::from_millis(4), "{took:?}");
-        assert_eq!(slab.hold_word().current(), None, "nobody ended the hold, so the worker did");
+        assert!(took >= MAX_BATCH_PAUSE + Duration::from_millis(4), "{took:?}");
+        assert_eq!(slab.pause_word().current(), None, "nobody ended the pause, so the worker did");
     }
 
     #[test]

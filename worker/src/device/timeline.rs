@@ -41,7 +41,7 @@ impl BatchProgress {
         self.at_ns.saturating_add(((fraction - self.done).max(0.0) * self.whole_ns).round() as u64)
     }
 
-    /// Continues at `now_ns` after a hold, during which the batch was complete up to `fraction`.
+    /// Continues at `now_ns` after a pause, during which the batch was complete up to `fraction`.
     pub fn resume(&mut self, fraction: f64, now_ns: u64) {
         (self.done, self.at_ns) = (fraction, now_ns);
     }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_postpones_the_rest() {
+    fn a_pause_postpones_the_rest() {
         let mut progress = BatchProgress::start(0, TEN);
         progress.change(MS, Duration::from_millis(20));
         assert_eq!(progress.reaches_ns(0.5), 9 * MS);

@@ -132,9 +132,9 @@ impl GpuServeLoop {
         // A closed socket is always ready. Watching it would end every wait immediately.
         let count = if more { 2 } else { 1 };
         let gpu = self.engine.gpu();
-        let timeout = if self.in_flight.is_empty() { PollTimeout::NONE } else { gpu.hold_look() };
+        let timeout = if self.in_flight.is_empty() { PollTimeout::NONE } else { gpu.pause_look() };
         match poll(&mut watched[..count], timeout) {
-            Ok(0) => gpu.end_long_hold(),
+            Ok(0) => gpu.end_long_pause(),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(ServeError::Socket("wait for the next batch", errno)),
         }

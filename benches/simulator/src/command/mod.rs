@@ -150,7 +150,7 @@ fn settings(options: &SimulateOptions, config: &Config, seed: u64) -> WorldSetti
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
         sharing: options.truth.sharing(),
-        hold: config.controller.preempt,
+        pause: config.controller.preempt,
         noise: options.truth.noise(),
         seed,
     }
@@ -164,8 +164,8 @@ fn run_policy(
     load: &DrawnLoad,
     traced: bool,
 ) -> SimulationRun {
-    let NamedPolicy { name, holds, mut policy } = policy;
-    let settings = WorldSettings { hold: settings.hold && holds, ..*settings };
+    let NamedPolicy { name, pauses, mut policy } = policy;
+    let settings = WorldSettings { pause: settings.pause && pauses, ..*settings };
     let mut started = scenario.clone();
     for (model, initial) in started.models.iter_mut().zip(policy.initial()) {
         model.terms.initial = initial;

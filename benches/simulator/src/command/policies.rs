@@ -14,8 +14,8 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// The suffix of a policy's name under which no batch is held.
-const NO_HOLD_SUFFIX: &str = "+no-preemption";
+/// The suffix of a policy's name under which no batch is paused.
+const NO_PREEMPTION_SUFFIX: &str = "+no-preemption";
 
 /// An argument of `--policy`: a policy of the supervisor, a baseline, a fixed layout, or all fixed
 /// layouts. Fixed layouts have admission control.
@@ -24,7 +24,7 @@ pub(super) enum PolicyArgument {
     Policy {
         choice: Choice,
         /// True if the name has the suffix `+no-preemption`.
-        never_holds: bool,
+        never_pauses: bool,
     },
     Baseline {
         name: BaselineName,
@@ -41,7 +41,7 @@ pub(super) enum PolicyArgument {
 pub(super) struct NamedPolicy {
     pub(super) name: String,
     /// True if the policy lets batches wait for batches of other models that would be late.
-    pub(super) holds: bool,
+    pub(super) pauses: bool,
     pub(super) policy: SimulatedPolicy,
 }
 
@@ -86,11 +86,11 @@ impl FromStr for PolicyArgument {
             return Ok(Self::Layouts);
         }
         if let Ok(choice) = text.parse() {
-            return Ok(Self::Policy { choice, never_holds: false });
+            return Ok(Self::Policy { choice, never_pauses: false });
         }
-        let choice = text.strip_suffix(NO_HOLD_SUFFIX).and_then(|bare| bare.parse().ok());
+        let choice = text.strip_suffix(NO_PREEMPTION_SUFFIX).and_then(|bare| bare.parse().ok());
         if let Some(choice) = choice.filter(|choice: &Choice| choice.preempts()) {
-            return Ok(Self::Policy { choice, never_holds: true });
+            return Ok(Self::Policy { choice, never_pauses: true });
         }
         let bare = [Choice::ADMISSION_SUFFIX, Choice::FORMER_SUFFIX];
         let bare = bare.into_iter().find_map(|suffix| text.strip_suffix(suffix));
@@ -101,8 +101,8 @@ impl FromStr for PolicyArgument {
 impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Policy { choice, never_holds } => {
-                write!(f, "{choice}{}", if *never_holds { NO_HOLD_SUFFIX } else { "" })
+            Self::Policy { choice, never_pauses } => {
+                write!(f, "{choice}{}", if *never_pauses { NO_PREEMPTION_SUFFIX } else { "" })
             }
             Self::Baseline { name, refuses_late } => {
                 write!(f, "{name}{}", if *refuses_late { Choice::ADMISSION_SUFFIX } else { "" })
@@ -124,11 +124,11 @@ impl PolicyArgument {
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
         let terms: Vec<ModelSpec> = scenario.models.iter().map(|model| model.terms.clone()).collect();
         let gpus: Vec<SharedGpu> = scenario.gpus.iter().copied().map(SharedGpu::new).collect();
-        let one = |policy, holds| Ok(vec![NamedPolicy { name: self.to_string(), holds, policy }]);
+        let one = |policy, pauses| Ok(vec![NamedPolicy { name: self.to_string(), pauses, policy }]);
         match self {
-            Self::Policy { choice, never_holds } => {
+            Self::Policy { choice, never_pauses } => {
                 let policy = Policy::new(*choice, &gpus, &terms);
-                return one(SimulatedPolicy::Served(policy), choice.preempts() && !never_holds);
+                return one(SimulatedPolicy::Served(policy), choice.preempts() && !never_pauses);
             }
             Self::Baseline { name, refuses_late } => {
                 let baseline = Baseline::new(*name, *refuses_late, &gpus, &terms);
@@ -144,7 +144,7 @@ impl PolicyArgument {
         };
         let named = |pattern: &Pattern| NamedPolicy {
             name: format!("{LAYOUT}{pattern}"),
-            holds: false,
+            pauses: false,
             policy: SimulatedPolicy::Baseline(Baseline::of_layout(*pattern, &gpus, &terms, &work)),
         };
         let found: Vec<NamedPolicy> = all.iter().filter(is_selected).map(named).collect();

@@ -18,7 +18,7 @@ use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::profile::Profile;
 
 use super::seats::{GpuSeat, SeatStep};
-use super::tally::HoldTally;
+use super::tally::PauseTally;
 use super::{GpuSharing, contention};
 use crate::timers::Timers;
 
@@ -96,7 +96,7 @@ impl<'a> WorldGpus<'a> {
     }
 
     /// Handles the timer of a seat. If the seat's batch has ended, returns the batch's execution time,
-    /// which includes its holds. The seat then stays occupied for the next batch.
+    /// which includes its pauses. The seat then stays occupied for the next batch.
     pub(super) fn progress(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Option<Duration> {
         match self.seats[seat].step() {
             SeatStep::End => return Some(self.finish(seat, now, timers)),
@@ -127,11 +127,11 @@ impl<'a> WorldGpus<'a> {
 
     /// Stops the batch at a seat at its next border between two pieces, or the next batch before its
     /// first piece.
-    pub(super) fn hold(&mut self, seat: usize, now: u64, timers: &mut Timers) {
-        self.seats[seat].hold(now, timers);
+    pub(super) fn pause(&mut self, seat: usize, now: u64, timers: &mut Timers) {
+        self.seats[seat].pause(now, timers);
     }
 
-    /// Ends the hold of a seat. Its batch continues if it waits.
+    /// Ends the pause of a seat. Its batch continues if it waits.
     pub(super) fn release(&mut self, seat: usize, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         if seats[seat].release(timers) {
@@ -151,9 +151,9 @@ impl<'a> WorldGpus<'a> {
         shared.settle(seats, *rules, false, now, timers);
     }
 
-    /// Returns the holds of the batches at a seat since the start.
-    pub(super) fn holds(&self, seat: usize) -> HoldTally {
-        self.seats[seat].holds
+    /// Returns the pauses of the batches at a seat since the start.
+    pub(super) fn pauses(&self, seat: usize) -> PauseTally {
+        self.seats[seat].pauses
     }
 }
 

@@ -148,7 +148,7 @@ impl WorldModel<'_> {
             Action::Stop(worker) | Action::Kill(worker, _) => {
                 if let Some(seat) = self.seat_of(worker) {
                     self.scheduler.detach(id(seat));
-                    self.end_holds(seat, now, shared);
+                    self.end_pauses(seat, now, shared);
                 }
                 return vec![LifecycleEvent::Exited {
                     worker,

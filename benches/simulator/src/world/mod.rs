@@ -11,16 +11,16 @@
 //! begin immediately, in the order in which the decision lists them. An in-process change takes
 //! effect at the next batch, and a hand-over when its shadow is warm.
 //!
-//! If batches can be held, `holds` decides which batches wait between two pieces.
+//! If batches can be paused, `pauses` decides which batches wait between two pieces.
 //!
 //! After each event, `residency` decides which models sleep and wake, if some models may sleep.
 
 mod contention;
 mod gpus;
 mod handover;
-mod holds;
 mod model;
 mod partitions;
+mod pauses;
 mod residency;
 mod seats;
 mod tally;
@@ -33,11 +33,11 @@ use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::SharedGpu;
 
 pub(crate) use residency::SleepTally;
-pub(crate) use tally::{HoldTally, RequestTally};
+pub(crate) use tally::{PauseTally, RequestTally};
 
 use gpus::{GpuRules, WorldGpus};
-use holds::WorldHolds;
 use model::WorldModel;
+use pauses::WorldPauses;
 use residency::SleepFlags;
 
 use crate::random::{Random, RandomPurpose};
@@ -55,7 +55,7 @@ pub struct WorldSettings {
     pub interference: bool,
     pub sharing: GpuSharing,
     /// True if long batches wait between two pieces for batches of other models that would be late.
-    pub hold: bool,
+    pub pause: bool,
     /// The standard deviation of execution times, as a fraction of the expected time.
     pub noise: f64,
     pub seed: u64,
@@ -89,7 +89,7 @@ pub(crate) struct ModelOutcome {
     /// The share at the end of the run, in SMs.
     pub(crate) share: u32,
     pub(crate) sleep: SleepTally,
-    pub(crate) holds: HoldTally,
+    pub(crate) pauses: PauseTally,
 }
 
 /// The part of the world that all models share.
@@ -97,7 +97,7 @@ pub(crate) struct ModelOutcome {
 struct SharedState<'a> {
     gpus: WorldGpus<'a>,
     timers: Timers,
-    holds: WorldHolds,
+    pauses: WorldPauses,
     sleep: SleepFlags,
     dwell: Duration,
     deviation: f64,
@@ -189,7 +189,7 @@ impl<'a> World<'a> {
                 GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + WORLD_TIMERS),
-            holds: WorldHolds::new(settings.hold, scenario.gpus.len()),
+            pauses: WorldPauses::new(settings.pause, scenario.gpus.len()),
             sleep: SleepFlags { is_due: !sleep_gpus.is_empty(), is_short: false },
             dwell: settings.dwell,
             deviation: settings.noise,
@@ -247,7 +247,7 @@ impl<'a> World<'a> {
         let Self { scenario, models, shared, now, .. } = self;
         let live = models.iter_mut().map(|model| {
             let gpu = shared.gpus.gpu(model.spec.terms.gpu);
-            model.live(*now, gpu)
+            model.live(*now, gpu, shared.pauses.is_enabled)
         });
         let live = live.collect();
         let decision =
@@ -275,10 +275,10 @@ impl<'a> World<'a> {
     fn finish(self) -> WorldOutcome {
         let gpus = &self.shared.gpus;
         let outcome = |model: WorldModel<'_>| ModelOutcome {
-            holds: model
+            pauses: model
                 .workers
                 .iter()
-                .fold(HoldTally::default(), |sum, worker| sum.with(gpus.holds(worker.seat))),
+                .fold(PauseTally::default(), |sum, worker| sum.with(gpus.pauses(worker.seat))),
             pending: model.pending(),
             share: model.share().0,
             sleep: model.weights.tally,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{
-    Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
-    Unanswered,
+    ExecutingBatch, Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait,
+    SchedulingRules, Slice, Unanswered,
 };
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
 use shadowslice_policy::workers::{LifecycleEvent, Workers};
@@ -13,6 +13,7 @@ use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::pause::pieces;
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Sms, Timestamp};
 
@@ -29,8 +30,8 @@ pub(super) struct WorldWorker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
     pub(super) name: WorkerId,
-    /// The executing batch, and the number of batches in flight, as the board of holds knows them.
-    pub(super) reported: Option<(u64, usize)>,
+    /// The executing batch, as the board of pauses knows it.
+    pub(super) reported: Option<ExecutingBatch>,
 }
 
 #[derive(Debug)]
@@ -232,8 +233,9 @@ impl<'a> WorldModel<'a> {
         self.dispatch(now, shared);
     }
 
-    /// Returns the data about this model that the policy gets.
-    pub(super) fn live(&mut self, now: u64, gpu: &SharedGpu) -> ModelSnapshot {
+    /// Returns the data about this model that the policy gets. `may_pause` is true if pauses are permitted.
+    pub(super) fn live(&mut self, now: u64, gpu: &SharedGpu, may_pause: bool) -> ModelSnapshot {
+        let longest = self.measured.time(self.spec.terms.max_batch, f64::from(gpu.sms.0));
         ModelSnapshot {
             share: self.in_process_share(gpu).unwrap_or(self.share()),
             share_since: timestamp(self.since),
@@ -242,6 +244,7 @@ impl<'a> WorldModel<'a> {
             groups: self.in_process.map(|inside| inside.groups()),
             execution: Some(self.measured.clone()),
             held: false,
+            can_pause: may_pause && self.spec.shared_process.is_none() && pieces(longest) > 1,
             observation: self.scheduler.observe(timestamp(now)),
         }
     }

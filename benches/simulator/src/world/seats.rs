@@ -1,13 +1,13 @@
-//! The seats of the simulated GPUs: the progress of each worker's batch, and its holds.
+//! The seats of the simulated GPUs: the progress of each worker's batch, and its pauses.
 //!
-//! As on the emulated device, a hold stops a batch at its next border between two pieces, or before its
+//! As on the emulated device, a pause stops a batch at its next border between two pieces, or before its
 //! first piece. While a batch waits, its worker occupies no SMs, and the batch makes no progress.
 
 use shadowslice_shared::contention::Occupant;
-use shadowslice_shared::hold::{MAX_HOLD, pieces};
+use shadowslice_shared::pause::{MAX_BATCH_PAUSE, pieces};
 use shadowslice_shared::profile::Profile;
 
-use super::tally::HoldTally;
+use super::tally::PauseTally;
 use crate::time::ns;
 use crate::timers::Timers;
 
@@ -19,15 +19,15 @@ pub(super) struct GpuSeat<'a> {
     /// The SMs that the worker may use.
     pub(super) granted: Occupant,
     /// The timer that fires when the seat's batch ends, when it reaches the border at which it waits,
-    /// or when its hold expires.
+    /// or when its pause expires.
     pub(super) timer: usize,
     /// The SMs of the current batch or, between two batches, of the last batch. `None` if the
     /// worker does not occupy its seat.
     pub(super) occupant: Option<Occupant>,
     pub(super) batch: Option<SeatBatch>,
     /// True while no piece of the worker may begin.
-    is_held: bool,
-    pub(super) holds: HoldTally,
+    is_paused: bool,
+    pub(super) pauses: PauseTally,
 }
 
 /// The batch that a seat executes.
@@ -47,11 +47,11 @@ pub(super) struct SeatBatch {
     /// The fraction of the memory bandwidth that the batch needs.
     pub(super) demand: f64,
     /// The wait between two pieces, or `None` while the batch executes.
-    wait: Option<HoldWait>,
+    wait: Option<PauseWait>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct HoldWait {
+struct PauseWait {
     since: u64,
     /// The SMs to which the batch returns.
     occupant: Occupant,
@@ -64,7 +64,7 @@ pub(super) enum SeatStep {
     End,
     /// The batch waits from now on.
     Wait,
-    /// The batch has waited for the longest time of a hold, and continues.
+    /// The batch has waited for the longest time of a pause, and continues.
     Resume,
 }
 
@@ -85,8 +85,8 @@ impl SeatBatch {
 
 impl<'a> GpuSeat<'a> {
     pub(super) fn new(gpu: usize, profile: &'a Profile, granted: Occupant, timer: usize) -> Self {
-        let (occupant, batch, is_held, holds) = (None, None, false, HoldTally::default());
-        Self { gpu, profile, granted, timer, occupant, batch, is_held, holds }
+        let (occupant, batch, is_paused, pauses) = (None, None, false, PauseTally::default());
+        Self { gpu, profile, granted, timer, occupant, batch, is_paused, pauses }
     }
 
     /// Records the start of a batch. Returns the seat's occupant before the batch, and its occupant
@@ -96,7 +96,7 @@ impl<'a> GpuSeat<'a> {
         // The duration is infinite here, so that the first update of the speed always sets the
         // timer.
         let (done, whole, demand, wait) = (0.0, f64::INFINITY, 0.0, None);
-        let stop = if self.is_held { 0.0 } else { 1.0 };
+        let stop = if self.is_paused { 0.0 } else { 1.0 };
         self.batch = Some(SeatBatch { rows, noise, started: now, at: now, done, stop, whole, demand, wait });
         (self.occupant.replace(occupant), occupant)
     }
@@ -123,8 +123,8 @@ impl<'a> GpuSeat<'a> {
     }
 
     /// Stops the batch at its next border, or the next batch before its first piece.
-    pub(super) fn hold(&mut self, now: u64, timers: &mut Timers) {
-        if std::mem::replace(&mut self.is_held, true) {
+    pub(super) fn pause(&mut self, now: u64, timers: &mut Timers) {
+        if std::mem::replace(&mut self.is_paused, true) {
             return;
         }
         let executing = self.batch.as_mut().filter(|batch| batch.wait.is_none());
@@ -135,10 +135,10 @@ impl<'a> GpuSeat<'a> {
         }
     }
 
-    /// Ends the hold. Returns true if the batch waits, so that it must [resume](Self::resume).
+    /// Ends the pause. Returns true if the batch waits, so that it must [resume](Self::resume).
     pub(super) fn release(&mut self, timers: &mut Timers) -> bool {
-        let was_held = std::mem::replace(&mut self.is_held, false);
-        let Some(batch) = self.batch.as_mut().filter(|_| was_held) else { return false };
+        let was_paused = std::mem::replace(&mut self.is_paused, false);
+        let Some(batch) = self.batch.as_mut().filter(|_| was_paused) else { return false };
         batch.stop = 1.0;
         if batch.wait.is_none() {
             timers.set(self.timer, batch.stops_at());
@@ -155,18 +155,18 @@ impl<'a> GpuSeat<'a> {
         }
     }
 
-    /// Lets the batch wait at its border, for at most the longest time of a hold.
+    /// Lets the batch wait at its border, for at most the longest time of a pause.
     pub(super) fn wait(&mut self, now: u64, timers: &mut Timers) {
         let Some((batch, occupant)) = self.batch.as_mut().zip(self.occupant.take()) else { return };
         (batch.done, batch.at, batch.whole, batch.demand) = (batch.stop, now, f64::INFINITY, 0.0);
-        batch.wait = Some(HoldWait { since: now, occupant });
-        timers.set(self.timer, now.saturating_add(ns(MAX_HOLD)));
+        batch.wait = Some(PauseWait { since: now, occupant });
+        timers.set(self.timer, now.saturating_add(ns(MAX_BATCH_PAUSE)));
     }
 
     /// Returns the batch to its SMs after a wait. The next update of the speed sets the timer.
     pub(super) fn resume(&mut self, now: u64) {
         let Some(wait) = self.batch.as_mut().and_then(|batch| batch.wait.take()) else { return };
         self.occupant = Some(wait.occupant);
-        self.holds.add(now - wait.since);
+        self.pauses.add(now - wait.since);
     }
 }

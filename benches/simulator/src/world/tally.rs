@@ -1,4 +1,4 @@
-//! The counts of a model's requests by their outcome, and of its holds.
+//! The counts of a model's requests by their outcome, and of its pauses.
 
 use hdrhistogram::Histogram;
 
@@ -52,14 +52,14 @@ impl RequestTally {
 
 /// The waits of a worker's batches between two pieces since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct HoldTally {
+pub(crate) struct PauseTally {
     pub(crate) count: u64,
     /// The sum of the times of all waits, in ns.
     pub(crate) sum_ns: u64,
     pub(crate) longest_ns: u64,
 }
 
-impl HoldTally {
+impl PauseTally {
     pub(crate) fn add(&mut self, ns: u64) {
         self.count += 1;
         self.sum_ns += ns;

@@ -15,7 +15,7 @@ pub(super) const SETTINGS: WorldSettings = WorldSettings {
     dwell: Duration::from_secs(5),
     interference: false,
     sharing: GpuSharing::Turns,
-    hold: true,
+    pause: true,
     noise: 0.0,
     seed: 1,
 };

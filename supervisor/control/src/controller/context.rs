@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shadowslice_config::Timeouts;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::GpuHolds;
+use shadowslice_datapath::pipeline::GpuPauses;
 
 use super::groups::GroupLedger;
 use super::memory::MemoryLedger;
@@ -36,8 +36,8 @@ pub struct Context {
     pub memory: Vec<Arc<MemoryLedger>>,
     /// The ledgers of the GPUs' groups of SMs, by the index of the GPU.
     pub groups: Vec<Arc<GroupLedger>>,
-    /// The holds of the GPUs' workers, by the index of the GPU.
-    pub holds: Vec<Arc<GpuHolds>>,
+    /// The pauses of the GPUs' workers, by the index of the GPU.
+    pub pauses: Vec<Arc<GpuPauses>>,
     /// True if a policy changes shares. In that case, a share that an operator sets is held.
     pub policy_acts: bool,
     /// The processes in which several models have their workers.

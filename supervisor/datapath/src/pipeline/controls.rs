@@ -15,7 +15,7 @@ use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
 use super::requests::Metadata;
 use super::trace_event;
-use super::workers::{HoldTotal, LaneEvent, StalledBatch};
+use super::workers::{LaneEvent, PauseTotal, StalledBatch};
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
@@ -43,8 +43,8 @@ pub struct PipelineReport {
     /// The number of pieces of the model's largest batch, or the reason why its batches never wait for
     /// others. `None` if no worker serves.
     pub pieces: Option<Result<u32, String>>,
-    /// The holds of the model's batches since the start, by the models for which they waited.
-    pub holds: Vec<(Arc<str>, HoldTotal)>,
+    /// The pauses of the model's batches since the start, by the models for which they waited.
+    pub pauses: Vec<(Arc<str>, PauseTotal)>,
 }
 
 impl Pipeline {
@@ -209,6 +209,13 @@ impl Pipeline {
         self.state.lock().scheduler.refuses_late()
     }
 
+    /// Returns true if the batches of the worker that serves can pause between two pieces.
+    pub fn can_pause(&self) -> bool {
+        let state = self.state.lock();
+        let worker = state.scheduler.serving_lane().map(|lane| lane.worker);
+        state.links.iter().any(|link| Some(link.worker) == worker && link.pauses.can_pause())
+    }
+
     /// Returns the observations since the previous call, or since the start.
     pub fn observe(&self) -> Observation {
         let now = self.clock.now();
@@ -224,8 +231,8 @@ impl Pipeline {
         let percentile = state.percentile;
         let worker = serving.map(|lane| lane.worker);
         let link = state.links.iter().find(|link| Some(link.worker) == worker);
-        let (pieces, holds) =
-            link.map(|link| (link.holds.pieces.clone(), link.holds.totals(&self.name))).unzip();
+        let (pieces, pauses) =
+            link.map(|link| (link.pauses.pieces.clone(), link.pauses.totals(&self.name))).unzip();
         PipelineReport {
             at: now,
             open: state.gate == Gate::Open,
@@ -239,7 +246,7 @@ impl Pipeline {
             stalled: state.stalled_batch(now),
             execution,
             pieces,
-            holds: holds.unwrap_or_default(),
+            pauses: pauses.unwrap_or_default(),
         }
     }
 

@@ -48,8 +48,8 @@ pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
 pub use sleep::{ResidencySignal, SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 pub use workers::{
-    BatchSocket, EVENT_QUEUE_SIZE, GpuHolds, HoldTotal, LaneEvent, LaneReader, LaneWorker, ModelPair,
-    Occupancy, OccupancyGuard, StalledBatch,
+    BatchSocket, EVENT_QUEUE_SIZE, GpuPauses, LaneEvent, LaneReader, LaneWorker, ModelPair, Occupancy,
+    OccupancyGuard, PauseTotal, StalledBatch,
 };
 
 use crate::clock::Clock;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{
-    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, Scheduler, SchedulerWait, Unanswered,
+    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, SchedulerWait, Unanswered,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
@@ -25,7 +25,9 @@ use super::requests::{
 };
 use super::sleep::{Absence, ResidencySignal, SleepPhase};
 use super::trace_event;
-use super::workers::{Admission, LaneEvent, PipelineBatch, PipelineLane, Quarantine, WorkerLink};
+use super::workers::{
+    Admission, LaneEvent, PipelineBatch, PipelineLane, PipelineScheduler, Quarantine, WorkerLink,
+};
 use crate::trace::{LostReason, RouteChange};
 
 /// The largest number of ended workers that are remembered. Several workers of a model may end
@@ -47,7 +49,7 @@ type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
 pub(crate) struct PipelineState {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
-    pub(crate) scheduler: Scheduler<Shapes, PendingRequest>,
+    pub(crate) scheduler: PipelineScheduler,
     /// The links. There is one link for each lane of the scheduler.
     pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,

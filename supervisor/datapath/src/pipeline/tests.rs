@@ -6,9 +6,9 @@ mod bounds;
 mod delivery;
 mod ended;
 mod hangs;
-mod holds;
 mod journal;
 mod misses;
+mod pauses;
 mod request_options;
 mod sleep;
 mod streams;
@@ -165,7 +165,7 @@ impl Stage {
             sizes: Vec::new(),
             pads: false,
             occupancy: Occupancy::new(true),
-            holds: GpuHolds::new(false),
+            pauses: GpuPauses::new(false),
             pieces: Ok(8),
             sleep: Ok(1 << 20),
         };

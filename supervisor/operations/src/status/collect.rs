@@ -72,7 +72,7 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         files_changed: served.files.changed.load(Ordering::Relaxed),
         stalled: seen.stalled.map(stalled),
         sleep: served.pipeline.sleep_report().map(Into::into),
-        preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.holds)),
+        preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.pauses)),
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_datapath::pipeline::{HoldTotal, Pipeline};
+use shadowslice_datapath::pipeline::{PauseTotal, Pipeline};
 use shadowslice_shared::units::ms;
 
 use crate::figures;
@@ -34,15 +34,15 @@ pub struct PreemptedFor {
 }
 
 impl PreemptionStatus {
-    pub(super) fn of(pieces: Result<u32, String>, holds: &[(Arc<str>, HoldTotal)]) -> Self {
-        let paused = |(model, total): &(Arc<str>, HoldTotal)| PreemptedFor {
+    pub(super) fn of(pieces: Result<u32, String>, pauses: &[(Arc<str>, PauseTotal)]) -> Self {
+        let paused = |(model, total): &(Arc<str>, PauseTotal)| PreemptedFor {
             model: model.to_string(),
             count: total.count,
             total_ms: ms(total.time),
             longest_ms: ms(total.longest),
         };
         let uncut = pieces.as_ref().err().cloned();
-        Self { pieces: pieces.ok(), uncut, paused: holds.iter().map(paused).collect() }
+        Self { pieces: pieces.ok(), uncut, paused: pauses.iter().map(paused).collect() }
     }
 
     /// Describes the pauses. Returns `None` if there were none.
@@ -54,7 +54,7 @@ impl PreemptionStatus {
 
 /// Describes the pauses of a model's batches. Returns `None` if there were none.
 pub(crate) fn pauses(pipeline: &Pipeline) -> Option<String> {
-    PreemptionStatus::of(Ok(0), &pipeline.report().holds).describe()
+    PreemptionStatus::of(Ok(0), &pipeline.report().pauses).describe()
 }
 
 impl PreemptedFor {
@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn pauses_are_counted_by_the_model_for_which_they_were() {
-        let total = HoldTotal { count: 4, time: Duration::from_millis(6), longest: Duration::from_millis(3) };
+        let total =
+            PauseTotal { count: 4, time: Duration::from_millis(6), longest: Duration::from_millis(3) };
         let status = PreemptionStatus::of(Ok(8), &[("search".into(), total), ("ads".into(), total)]);
         assert_eq!((status.pieces, status.paused[1].total_ms), (Some(8), 6.0));
         let text = status.describe().unwrap();

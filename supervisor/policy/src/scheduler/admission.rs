@@ -113,22 +113,32 @@ impl AdmissionControl {
         if queued_rows == 0 && lane.is_idle() {
             return None;
         }
-        let rows = queued_rows + u64::from(request.rows.saturating_sub(1));
+        Some(self.predict_end(queued_rows + u64::from(request.rows), lane, now))
+    }
+
+    /// Predicts when the clients will have the answers to all batches of the lane and to `rows` more rows.
+    pub(super) fn predict_end<K, T>(&self, rows: u64, lane: &Lane<K, T>, now: Timestamp) -> Timestamp {
+        let ahead = rows.saturating_sub(1);
         let max = lane.limits(self.limits()).max_rows.max(1);
-        let (full, part) = (rows / u64::from(max), rows % u64::from(max));
+        let (full, part) = (ahead / u64::from(max), ahead % u64::from(max));
         let own = u32::try_from(part).map_or(max, |part| part + 1);
         let mut answered = lane.free_at(now) + lane.time(own);
         if full > 0 {
             let full = u32::try_from(full).unwrap_or(u32::MAX);
             answered = answered + lane.time(max).saturating_mul(full);
         }
-        Some(answered + self.write_time.mean())
+        answered + self.write_time.mean()
     }
 
     /// Returns true if the model refuses requests that cannot be answered in time. If this is false,
     /// the model can refuse requests only under overload, after their deadline has passed.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
+    }
+
+    /// Returns true if batches pause for batches of other models.
+    pub(super) fn pauses(&self) -> bool {
+        self.policy.pause
     }
 
     /// Returns the filter for the next batch of a lane. Returns `None` if no request is refused as

@@ -10,8 +10,8 @@ use shadowslice_shared::units::{Sms, Timestamp};
 use super::batcher::{self, BatchLimits};
 use super::messages::Ticket;
 use super::queue::{QueuedRequest, SUSPECT_LEVEL};
-use crate::holds::RunningBatch;
 use crate::latency::Predictor;
+use crate::pauses::RunningBatch;
 use shadowslice_shared::ids::WorkerId;
 
 /// The multiple of a batch's predicted time after which the lane counts as stalled. A high load alone
@@ -94,6 +94,9 @@ pub struct Lane<K, T> {
     max_rows: Option<u32>,
     /// The predictor for the SMs that the lane uses now.
     pub predictor: Predictor,
+    /// The predictor for batches that no other model slows down. It has only the times that the worker
+    /// measured before it served, or those of the profile.
+    alone: Predictor,
     /// The predictors for SMs that the lane used earlier.
     learnt: BTreeMap<Sms, Predictor>,
     /// A predictor without observations. The lane copies it for SMs that it has not used yet.
@@ -128,6 +131,7 @@ impl<K, T> Lane<K, T> {
             sms: slice.sms,
             max_rows: slice.max_rows,
             predictor: expecting(&blank, slice),
+            alone: expecting(&blank, slice),
             learnt: BTreeMap::new(),
             blank,
             answered: false,
@@ -141,11 +145,12 @@ impl<K, T> Lane<K, T> {
     /// Moves the lane to other SMs, starting with the next batch. Partitions with the same number of
     /// SMs share their predictions.
     pub(super) fn move_to(&mut self, slice: &Slice) {
-        let expecting = || expecting(&self.blank, slice);
+        let unloaded = expecting(&self.blank, slice);
         if slice.sms != self.sms {
-            let predictor = self.learnt.remove(&slice.sms).unwrap_or_else(expecting);
+            let predictor = self.learnt.remove(&slice.sms).unwrap_or_else(|| unloaded.clone());
             let before = std::mem::replace(&mut self.predictor, predictor);
             self.learnt.insert(self.sms, before);
+            self.alone = unloaded;
         }
         (self.groups, self.sms, self.answered) = (slice.groups, slice.sms, false);
         self.max_rows = slice.max_rows;
@@ -260,7 +265,7 @@ impl<K, T> Lane<K, T> {
 
     /// Returns the batch that executes on the GPU, with the deadlines of all batches of the lane. Returns
     /// `None` for a step of a stream, and while the weights are not loaded.
-    pub fn running_batch(&self, now: Timestamp) -> Option<RunningBatch> {
+    pub(super) fn running_batch(&self, now: Timestamp) -> Option<RunningBatch> {
         let front = self.in_flight.front().filter(|front| !front.step)?;
         if self.weights != LaneWeights::Loaded {
             return None;
@@ -273,7 +278,8 @@ impl<K, T> Lane<K, T> {
         }
         let deadline = front.requests.iter().map(|request| request.deadline).min()?;
         let BatchInFlight { id, groups, rows, .. } = *front;
-        Some(RunningBatch { id, groups, time: self.time(rows), free_at: end, deadline, slack })
+        let time = self.alone.predict(rows).unwrap_or(Duration::MAX).min(self.time(rows));
+        Some(RunningBatch { id, groups, time, free_at: end, deadline, slack })
     }
 
     /// Returns true if the worker has released its weights, so that it accepts no batches.

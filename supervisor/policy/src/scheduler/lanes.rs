@@ -1,10 +1,24 @@
 //! Methods of the scheduler that add and remove lanes and move traffic between them.
 
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::units::Timestamp;
 
 use super::Scheduler;
 use super::lane::{AbandonedRequests, Duty, Lane, LaneWeights, Slice};
 use super::messages::Ticket;
+use crate::pauses::RunningBatch;
+
+/// The batch that a worker executes. While nothing of it changes, its [`RunningBatch`] need not be
+/// reported again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExecutingBatch {
+    /// The id of the batch.
+    pub id: u64,
+    /// The number of batches that were sent to the worker and have no answer yet.
+    pub in_flight: usize,
+    /// True if the model's batches pause for batches of other models.
+    pub pauses: bool,
+}
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Adds a lane. The lane gets no batches before [`route`](Self::route).
@@ -78,6 +92,30 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Returns the lane that gets all new batches.
     pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
         self.serving().map(|lane| &self.lanes[lane])
+    }
+
+    /// Returns true if the model's batches pause for batches of other models.
+    pub fn pauses(&self) -> bool {
+        self.admission.pauses()
+    }
+
+    /// Returns the batch that a worker executes.
+    pub fn executing(&self, worker: WorkerId) -> Option<ExecutingBatch> {
+        let lane = self.lane(worker)?;
+        let front = lane.in_flight.front().filter(|front| front.executing_since.is_some())?;
+        Some(ExecutingBatch { id: front.id, in_flight: lane.in_flight.len(), pauses: self.pauses() })
+    }
+
+    /// Returns the terms and times of the batch that a worker executes. The slack of a serving worker is at most that of a request
+    /// which would arrive now, because a pause delays the queue too.
+    pub fn running_batch(&self, worker: WorkerId, now: Timestamp) -> Option<RunningBatch> {
+        let lane = self.lane(worker)?;
+        let mut batch = lane.running_batch(now)?;
+        if lane.duty == Duty::Serving {
+            let end = self.admission.predict_end(self.queues.rows() + 1, lane, now);
+            batch.slack = batch.slack.min((now + self.slo).since(end));
+        }
+        Some(batch)
     }
 
     pub(super) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane<K, T>> {

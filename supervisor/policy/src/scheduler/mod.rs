@@ -35,6 +35,7 @@ use shadowslice_shared::units::Timestamp;
 use crate::sharing::{AdmissionPolicy, Observation};
 
 pub use lane::{AbandonedRequests, BatchInFlight, Lane, LaneWeights, Slice};
+pub use lanes::ExecutingBatch;
 pub use messages::{
     CompletedBatch, NextAction, OutgoingBatch, RefusalReason, RefusedRequest, SchedulerWait, SchedulingRules,
     Ticket,

@@ -109,6 +109,11 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.waiting == 0
     }
 
+    /// Returns the number of rows of all requests.
+    pub(super) fn rows(&self) -> u64 {
+        self.levels.values().map(RequestQueue::rows).sum()
+    }
+
     /// Returns the maximum number of rows that run before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()

@@ -116,9 +116,23 @@ fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends(
 }
 
 #[test]
+fn the_slack_of_a_batch_is_that_of_the_requests_behind_it() {
+    let mut model = serving();
+    model.accept(request(0, 0), at(0)).unwrap();
+    go(&mut model, at(0));
+    // The batch ends after 11 ms. A request that arrives now is answered after another 11 ms.
+    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(22));
+    (1..=7).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    // With this request, two batches of four rows are behind it, which take 14 ms each.
+    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(11 + 2 * 14));
+    model.route(None);
+    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(11));
+}
+
+#[test]
 fn admission_counts_full_batches_before_a_request_and_its_own() {
     let mut model = serving();
-    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     // The first batch ends after 11 ms, and each batch of four takes 14 ms. A request that starts a new
@@ -133,7 +147,7 @@ fn admission_counts_full_batches_before_a_request_and_its_own() {
 fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
     for (writing, let_in) in [(None, 9), (Some(ms(1)), 8), (Some(ms(60_000)), 6)] {
         let mut model = serving();
-        model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+        model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
         (0..500).for_each(|_| writing.into_iter().for_each(|took| model.record_write_time(took)));
         model.accept(request(0, 0), at(0)).unwrap();
         go(&mut model, at(0));
@@ -145,7 +159,7 @@ fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
 #[test]
 fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() {
     let mut model = serving();
-    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     let late = QueuedRequest { deadline: at(1), ..request(1, 0) };
     model.accept(late, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
@@ -154,7 +168,7 @@ fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() 
 #[test]
 fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     let mut model = serving();
-    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     model.route(None);
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     assert_eq!(go(&mut model, at(0)).2, SchedulerWait::NoLane);
@@ -170,7 +184,7 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
 #[test]
 fn what_comes_back_from_a_worker_is_not_refused_for_that() {
     let mut model = serving();
-    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     go(&mut model, at(0));
     let AbandonedRequests { executing, .. } = model.take_back(WORKER);
@@ -186,7 +200,7 @@ fn what_comes_back_from_a_worker_is_not_refused_for_that() {
 #[test]
 fn admission_counts_what_goes_before_a_request_and_not_what_goes_after() {
     let mut model = serving();
-    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     for number in 1..=9 {
@@ -440,7 +454,7 @@ proptest! {
                     model.detach(worker);
                     model.attach(lane(worker));
                 }
-                Event::Admission(max_batch, refuse_late) => model.set_admission(AdmissionPolicy { max_batch, refuse_late }),
+                Event::Admission(max_batch, refuse_late) => model.set_admission(AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(max_batch) }),
                 Event::Blocked(is) => blocked = is,
             }
             while let NextAction::Act(late, batch) = model.next(now) {

@@ -30,6 +30,7 @@ pub(super) fn snapshot(share: Sms) -> ModelSnapshot {
         groups: None,
         execution: None,
         held: false,
+        can_pause: false,
         observation: Observation { span: Duration::from_millis(500), ..Observation::default() },
     }
 }

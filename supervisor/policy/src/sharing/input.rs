@@ -82,6 +82,8 @@ pub struct ModelSnapshot {
     /// True if the share must not change. Either an operator holds it, or the model's answers are wrong
     /// at other shares.
     pub held: bool,
+    /// True if the model has long batches that can pause, and the operator permits it.
+    pub can_pause: bool,
     /// The observation of the last interval.
     pub observation: Observation,
 }

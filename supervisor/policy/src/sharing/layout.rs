@@ -36,6 +36,8 @@ pub enum Pattern {
     AtRest,
     /// Every model has its largest possible share, as under plain MPS.
     Everything,
+    /// Every model has its largest possible share, and long batches pause for batches that would be late.
+    Pauses,
     /// The model that violates its SLO has exclusive use of this part of the GPU. The other models
     /// share the rest.
     Apart(GpuPart),
@@ -63,6 +65,7 @@ impl fmt::Display for Pattern {
             Self::FirstApart(part) => return write!(f, "first-apart-{:.2}", part.fraction()),
             Self::AtRest => "at-rest",
             Self::Everything => "everything",
+            Self::Pauses => "pauses",
             Self::LowerHalves => "lower-halves",
             Self::LowerHalf => "lower-half",
             Self::Halves => "halves",
@@ -112,6 +115,7 @@ impl Layout {
     /// The layout in which every model has its initial share.
     pub const AT_REST: Self = Self { pattern: Pattern::AtRest, parts: Vec::new() };
     pub(super) const EVERYTHING: Self = Self { pattern: Pattern::Everything, parts: Vec::new() };
+    pub(super) const PAUSES: Self = Self { pattern: Pattern::Pauses, parts: Vec::new() };
 
     fn new(pattern: Pattern, parts: Vec<(usize, GpuPart)>) -> Self {
         Self { pattern, parts }
@@ -149,7 +153,12 @@ impl Layout {
         matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)
     }
 
-    /// Returns true if each model has the same part in both layouts.
+    /// Returns true if long batches pause under this layout.
+    pub fn pauses(&self) -> bool {
+        self.pattern == Pattern::Pauses
+    }
+
+    /// Returns true if each model has the same part in both layouts, and batches pause in both or in none.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let sorted = |layout: &Self| {
             let mut parts = layout.parts.clone();
@@ -157,6 +166,7 @@ impl Layout {
             parts
         };
         (self.pattern == Pattern::AtRest) == (other.pattern == Pattern::AtRest)
+            && self.pauses() == other.pauses()
             && sorted(self) == sorted(other)
     }
 
@@ -169,7 +179,7 @@ impl Layout {
 
 /// Returns the layouts that may reduce the misses of the model that violates its SLO (`beneficiary`).
 /// Patterns that restrict other models least come first. The result contains neither `Everything` nor
-/// `AtRest`.
+/// `AtRest` nor `Pauses`.
 ///
 /// The first layout of a pattern separates the violating model from the other models, or distributes
 /// models by their work. Models of `all` that are not in `tenants` keep their shares. The models with

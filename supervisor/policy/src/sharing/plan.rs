@@ -36,19 +36,21 @@ pub struct ShareChange {
     pub at_once: bool,
 }
 
-/// The admission limits of a model: its batch size, and whether it refuses late requests.
+/// The admission limits of a model, and whether its batches pause for others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdmissionPolicy {
     /// The maximum batch size, in rows.
     pub max_batch: u32,
     /// True if the model refuses requests that cannot be answered in time.
     pub refuse_late: bool,
+    /// True if batches [pause](crate::pauses) for batches of other models.
+    pub pause: bool,
 }
 
 impl AdmissionPolicy {
-    /// Returns limits under which no late request is refused.
+    /// Returns limits under which no late request is refused and no batch pauses.
     pub const fn accept_all(max_batch: u32) -> Self {
-        Self { max_batch, refuse_late: false }
+        Self { max_batch, refuse_late: false, pause: false }
     }
 }
 

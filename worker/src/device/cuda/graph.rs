@@ -1,5 +1,5 @@
 //! Work that is recorded once as CUDA graphs and then started with a few calls, on all SMs of the
-//! process or on the SMs of a partition. A long recording consists of several [pieces](shadowslice_shared::hold).
+//! process or on the SMs of a partition. A long recording consists of several [pieces](shadowslice_shared::pause).
 //!
 //! A kernel runs in the context of its graph node, whichever stream the graph is launched on. To
 //! move a recording to a partition, this module therefore changes the context of its nodes.
@@ -106,11 +106,11 @@ impl CudaGpu {
         Ok(Recording { pieces: vec![copied.map_err(cuda_error("copy a recorded graph"))?] })
     }
 
-    /// Starts a batch. Before each piece, the GPU waits while the supervisor [holds](shadowslice_shared::hold)
+    /// Starts a batch. Before each piece, the GPU waits while the supervisor [pauses](shadowslice_shared::pause)
     /// this worker.
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
         executable.pieces.iter().try_for_each(|piece| {
-            self.wait_while_held()?;
+            self.wait_while_paused()?;
             self.launch(piece)
         })
     }

@@ -13,11 +13,11 @@ pub mod buffer;
 pub mod exclusion;
 mod facts;
 pub mod graph;
-mod held;
 pub mod isolation;
 mod open;
 mod paced;
 pub mod partition;
+mod pause;
 mod pieces;
 pub mod pinned;
 pub mod pinned_file;
@@ -40,8 +40,8 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
 
 use exclusion::Exclusion;
-use held::RegisteredHold;
 use open::GpuOpenError;
+use pause::RegisteredPause;
 use pieces::CutSummary;
 use shadowslice_shared::errors::chain;
 
@@ -69,8 +69,8 @@ pub struct CudaGpu {
     /// The address after the pinned part of the request slab, or 0. The driver refuses a copy that is
     /// only partly pinned.
     pinned_end: AtomicUsize,
-    /// The worker's hold word, if the supervisor can hold this model.
-    hold: OnceLock<RegisteredHold>,
+    /// The worker's pause word, if the supervisor can pause this model.
+    pause: OnceLock<RegisteredPause>,
     cuts: Mutex<CutSummary>,
     sms: Sms,
 }
@@ -117,8 +117,8 @@ impl CudaGpu {
         let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        let (pinned_end, hold, cuts) = (AtomicUsize::new(0), OnceLock::new(), Mutex::default());
-        Ok(Self { context, compute, copies, events, completions, pinned_end, hold, cuts, sms })
+        let (pinned_end, pause, cuts) = (AtomicUsize::new(0), OnceLock::new(), Mutex::default());
+        Ok(Self { context, compute, copies, events, completions, pinned_end, pause, cuts, sms })
     }
 
     /// Returns the number of SMs that MPS actually assigned to this process, as the driver reports

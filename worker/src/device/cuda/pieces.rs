@@ -2,7 +2,7 @@
 //!
 //! A recorded batch is a chain of kernels, so a cut is a position in the chain. To find positions that
 //! divide the execution time equally, this module executes the chain in small chunks and times each chunk.
-//! Holds and cuts are described in [`shadowslice_shared::hold`].
+//! Pauses and cuts are described in [`shadowslice_shared::pause`].
 
 use std::collections::{HashMap, HashSet};
 use std::mem::zeroed;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cudarc::driver::{DriverError, sys};
 use shadowslice_shared::errors::chain;
-use shadowslice_shared::hold::pieces;
+use shadowslice_shared::pause::pieces;
 
 use super::graph::{PieceExecutable, PieceGraph, Recording, clone_graph};
 use super::{CudaError, CudaGpu, cuda_error};
@@ -61,8 +61,8 @@ impl CudaGpu {
     /// Cuts a recording into pieces of about equal time. Executes the recording several times, so its inputs
     /// must be in place. A recording that is short or cannot be cut stays as it is.
     pub fn cut(&self, recording: Recording) -> Result<Recording, CudaError> {
-        // Without holds, pieces would only cost time.
-        let ([whole], Some(_)) = (&recording.pieces[..], self.hold.get()) else { return Ok(recording) };
+        // Without pauses, pieces would only cost time.
+        let ([whole], Some(_)) = (&recording.pieces[..], self.pause.get()) else { return Ok(recording) };
         let executable = whole.instantiate()?;
         let total: f32 = self.time(std::slice::from_ref(&executable))?.iter().sum();
         drop(executable);
@@ -78,7 +78,7 @@ impl CudaGpu {
 
     /// Returns the number of pieces of the largest batch, or the reason why batches are not cut.
     pub fn pieces(&self) -> Result<u32, String> {
-        match (self.hold.get(), *self.cuts.lock()) {
+        match (self.pause.get(), *self.cuts.lock()) {
             (None, _) => {
                 Err("models that share a process, or whose GPU cannot read host memory, do not wait"
                     .to_owned())

@@ -9,7 +9,7 @@ use shadowslice_shared::slab::{AnswerWriter, ReadableSlab};
 
 use super::CudaGpu;
 use super::exclusion::Exclusion;
-use super::held::RegisteredHold;
+use super::pause::RegisteredPause;
 
 /// The registration of a model's slabs with the driver. Drop this before the slabs are unmapped.
 #[derive(Debug)]
@@ -21,14 +21,14 @@ pub struct PinnedSlabs {
 impl PinnedSlabs {
     /// Registers the slabs with the driver, so that copies do not go through the driver's own
     /// buffers. If the driver refuses the registration, the worker still works, but copies are slower.
-    /// Only the first `request_bytes` bytes of the request slab are registered. `may_be_held` is true if
-    /// the supervisor can hold the worker's batches.
+    /// Only the first `request_bytes` bytes of the request slab are registered. `may_be_paused` is true if
+    /// the supervisor can pause the worker's batches.
     pub fn pin(
         gpu: &Arc<CudaGpu>,
         requests: &ReadableSlab,
         request_bytes: u64,
         responses: &AnswerWriter,
-        may_be_held: bool,
+        may_be_paused: bool,
     ) -> Self {
         let _exclusion = Exclusion::of_setup();
         let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
@@ -37,13 +37,13 @@ impl PinnedSlabs {
         let part = (start, bytes.min(request_bytes));
         gpu.pinned_end.store(part.0.as_ptr().addr() + part.1 as usize, Ordering::Relaxed);
         let requests = is_supported.then(|| register(part, sys::CU_MEMHOSTREGISTER_READ_ONLY));
-        let word = responses.hold_word();
-        let hold =
-            may_be_held.then(|| register(RegisteredHold::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
-        if let Some(hold) = hold.flatten().and_then(|_| RegisteredHold::of(word, gpu)) {
-            gpu.hold.get_or_init(|| hold);
+        let word = responses.pause_word();
+        let pause =
+            may_be_paused.then(|| register(RegisteredPause::memory(word), sys::CU_MEMHOSTREGISTER_DEVICEMAP));
+        if let Some(pause) = pause.flatten().and_then(|_| RegisteredPause::of(word, gpu)) {
+            gpu.pause.get_or_init(|| pause);
         }
-        let starts = [requests.flatten(), register(responses.whole(), 0), hold.flatten()];
+        let starts = [requests.flatten(), register(responses.whole(), 0), pause.flatten()];
         Self { starts: starts.into_iter().flatten().collect(), gpu: Arc::clone(gpu) }
     }
 }
@@ -51,7 +51,7 @@ impl PinnedSlabs {
 impl Drop for PinnedSlabs {
     fn drop(&mut self) {
         let _exclusion = Exclusion::of_setup();
-        self.gpu.end_hold();
+        self.gpu.end_pause();
         // If these calls fail, the context is unusable, and the driver has dropped the registration.
         self.gpu.bind().and_then(|()| self.gpu.synchronize()).ok();
         for start in &self.starts {

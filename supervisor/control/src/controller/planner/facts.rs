@@ -19,6 +19,7 @@ pub(super) fn snapshot(served: &Served, orders: &Orders, seen: Observation) -> M
         groups: report.partition.as_ref().map(|(_, groups)| *groups),
         execution: report.execution.clone(),
         held: report.held || orders.answers_were_wrong(),
+        can_pause: served.pipeline.can_pause(),
         observation: observation(&report, seen),
     }
 }

@@ -50,10 +50,9 @@ impl WorkerLink {
 impl PipelineState {
     pub(crate) fn next_check(&mut self, now: Timestamp) -> Option<Timestamp> {
         let Self { scheduler, links, priority, .. } = self;
-        let (priority, slo) = (*priority, scheduler.slo());
         let checks = links.iter_mut().filter_map(|link| {
             let lane = scheduler.lane(link.worker)?;
-            link.holds.update(lane, priority, slo, now);
+            link.pauses.update(scheduler, link.worker, *priority, now);
             link.next_check(lane, now)
         });
         checks.min()

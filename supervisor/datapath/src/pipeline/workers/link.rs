@@ -14,14 +14,14 @@ use shadowslice_shared::batch::{
     self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, StreamStep,
 };
 use shadowslice_shared::groups::READY_PARTITIONS;
-use shadowslice_shared::hold::HoldWord;
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::pause::PauseWord;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::BatchSocket;
-use super::holds::{GpuHolds, HoldMember};
 use super::occupancy::{Occupancy, OccupancyGuard};
+use super::pauses::{GpuPauses, PauseMember};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
 use crate::pipeline::requests::{
@@ -30,6 +30,8 @@ use crate::pipeline::requests::{
 use crate::pipeline::sleep::Residency;
 use crate::trace::RunLocation;
 use shadowslice_shared::errors;
+
+pub(crate) type PipelineScheduler = scheduler::Scheduler<Shapes, PendingRequest>;
 
 pub(crate) type PipelineLane = scheduler::Lane<Shapes, PendingRequest>;
 
@@ -50,8 +52,8 @@ pub struct LaneWorker {
     pub pads: bool,
     /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
-    /// The holds of the worker's GPU.
-    pub holds: Arc<GpuHolds>,
+    /// The pauses of the worker's GPU.
+    pub pauses: Arc<GpuPauses>,
     /// The number of pieces of the worker's largest batch, or the reason why its batches never wait.
     pub pieces: Result<u32, String>,
     /// The GPU memory that the worker releases while the model sleeps in bytes, or the reason why the
@@ -94,7 +96,7 @@ pub(crate) struct WorkerLink {
     /// The commands that could not be sent yet. They are sent before the next batch.
     outbox: VecDeque<Command>,
     pub(crate) residency: Residency,
-    pub(crate) holds: HoldMember,
+    pub(crate) pauses: PauseMember,
 }
 
 impl WorkerLink {
@@ -103,10 +105,10 @@ impl WorkerLink {
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
-        (model, word): (Arc<str>, Arc<HoldWord>),
+        (model, word): (Arc<str>, Arc<PauseWord>),
         now: Timestamp,
     ) -> (Self, PipelineLane) {
-        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, holds, pieces, sleep } =
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, pauses, pieces, sleep } =
             lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
@@ -124,7 +126,7 @@ impl WorkerLink {
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
             residency: Residency::new(sleep, now),
-            holds: HoldMember::join(holds, model, word, pieces),
+            pauses: PauseMember::join(pauses, model, word, pieces),
         };
         (link, lane)
     }

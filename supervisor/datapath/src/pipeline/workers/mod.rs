@@ -1,24 +1,24 @@
 //! The lanes to the workers: sockets and messages, hung workers, and inputs that kill workers.
 
 mod hangs;
-mod holds;
 mod lane_events;
 mod link;
 mod occupancy;
+mod pauses;
 mod quarantine;
 mod reader;
 mod shapes;
 mod socket;
 
 pub use hangs::StalledBatch;
-pub use holds::{GpuHolds, HoldTotal, ModelPair};
 pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
 pub use link::LaneWorker;
 pub use occupancy::{Occupancy, OccupancyGuard};
+pub use pauses::{GpuPauses, ModelPair, PauseTotal};
 pub use reader::LaneReader;
 pub use socket::BatchSocket;
 
-pub(crate) use link::{PipelineBatch, PipelineLane, WorkerLink};
+pub(crate) use link::{PipelineBatch, PipelineLane, PipelineScheduler, WorkerLink};
 pub(crate) use quarantine::{Admission, Quarantine};
 #[cfg(test)]
 pub(crate) use shapes::ShapeTimes;

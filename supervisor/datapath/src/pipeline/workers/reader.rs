@@ -45,8 +45,8 @@ impl LaneReader {
     ) -> Self {
         let worker = lane_worker.worker;
         let (profile, now) = (pipeline.profile.as_ref(), pipeline.now());
-        let held = (Arc::clone(&pipeline.name), Arc::clone(slab.hold_word()));
-        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), held, now);
+        let paused = (Arc::clone(&pipeline.name), Arc::clone(slab.pause_word()));
+        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), paused, now);
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);

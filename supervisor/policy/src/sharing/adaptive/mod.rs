@@ -33,6 +33,7 @@ use super::changes::ShareTarget;
 use super::layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
 use super::plan::{LayoutReport, LayoutResult, LayoutStage};
 use super::{AdmissionPolicy, MissRate, ModelSnapshot, ModelSpec, PolicyInput, VerdictReason};
+use crate::pauses::PauseTerms;
 use forecast::{Demand, KEEPS_UP, forecast};
 use gpu::{ChosenLayout, GpuObservation, GpuStage, GpuState, MUCH_WORSE, WindowUpdate};
 use score::{Misses, Score};
@@ -128,6 +129,9 @@ impl Adaptive {
             if on_gpu(gpu, specs).any(rests_with_less) {
                 list.insert(0, Layout::EVERYTHING);
             }
+            if violating.is_some_and(|urgent| others_pause_for(urgent, specs, input)) {
+                list.insert(0, Layout::PAUSES);
+            }
             list.truncate(MAX_TRIED);
             // A switch by a shadow takes seconds. The trial includes such switches only if many
             // requests miss.
@@ -196,7 +200,9 @@ impl Adaptive {
     fn target(&self, model: usize, specs: &[ModelSpec], input: &PolicyInput) -> ShareTarget {
         let gpu = specs[model].gpu;
         let max_batch = specs[model].max_batch.max(1);
-        let admission = AdmissionPolicy { max_batch, refuse_late: self.gpus[gpu].refuses(input.now) };
+        let refuse_late = self.gpus[gpu].refuses(input.now);
+        let pause = self.gpus[gpu].layout().is_some_and(Layout::pauses);
+        let admission = AdmissionPolicy { max_batch, refuse_late, pause };
         let inside = input.models[model].groups.is_some();
         let LayoutShare { sms, groups } = self.placement(model, specs, inside);
         ShareTarget { sms, groups, admission, why: self.why(model, specs, input) }
@@ -293,6 +299,17 @@ impl Adaptive {
 
 fn on_gpu(gpu: usize, specs: &[ModelSpec]) -> impl Iterator<Item = usize> {
     (0..specs.len()).filter(move |&model| specs[model].gpu == gpu)
+}
+
+/// Returns true if batches of another model on the same GPU can pause for batches of `urgent`.
+fn others_pause_for(urgent: usize, specs: &[ModelSpec], input: &PolicyInput) -> bool {
+    let terms = |model: usize| PauseTerms {
+        priority: specs[model].priority,
+        slo: specs[model].slo,
+        can_be_paused: input.models[model].can_pause,
+    };
+    let mut others = on_gpu(specs[urgent].gpu, specs).filter(|&model| model != urgent);
+    others.any(|model| terms(model).yield_to(&terms(urgent)))
 }
 
 /// Returns the models of a GPU whose shares are not held.
