@@ -159,7 +159,7 @@ fn arrivals(rates: &[f64]) -> Vec<SimulatedArrival> {
     all
 }
 
-/// A policy under which all batches pause for others.
+/// Decides that all batches pause for others.
 fn pausing(input: &PolicyInput) -> Decision {
     let admission = AdmissionPolicy { pause: true, ..AdmissionPolicy::accept_all(u32::MAX) };
     Decision { admissions: vec![admission; input.models.len()], ..Decision::default() }
