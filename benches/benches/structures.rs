@@ -36,6 +36,7 @@ fn request(number: u64) -> Request {
         rows: 1,
         arrived,
         deadline: arrived + SLO,
+        expires: None,
         level: 1,
         alone: false,
         item: [number; 8],

@@ -296,8 +296,43 @@ class Terms(unittest.TestCase):
         # The counter increases shortly after the client has received the response.
         self.until("the answer counts", lambda model: model["requests"]["succeeded"] > before["succeeded"])
         after = self.status()["requests"]
-        self.assertEqual({name: after[name] - before[name] for name in ("accepted", "succeeded", "failed", "cancelled")},
-                         {"accepted": 5, "succeeded": 1, "failed": 4, "cancelled": 0})
+        # The server refuses the requests that wait, because their predicted time exceeds their timeout.
+        self.assertEqual({name: after[name] - before[name] for name in ("accepted", "succeeded", "failed", "rejected")},
+                         {"accepted": 2, "succeeded": 1, "failed": 1, "rejected": 3})
+
+    def executions(self):
+        return self.client.get_inference_statistics("slow").model_stats[0].execution_count
+
+    def test_deadlines_in_headers_are_kept_and_late_work_is_not_executed(self):
+        executed = self.executions()
+        self.occupy(3)
+        began = time.monotonic()
+        with self.assertRaises(InferenceServerException) as raised:
+            self.client.infer("slow", tensor(grpcclient, numbers(2)), client_timeout=0.005)
+        self.assertEqual(raised.exception.status(), "StatusCode.DEADLINE_EXCEEDED")
+        for name, value in (("x-envoy-expected-rq-timeout-ms", "5"), ("x-request-timeout-ms", "5")):
+            with self.assertRaises(InferenceServerException) as raised:
+                self.client.infer("slow", tensor(grpcclient, numbers(2)), headers={name: value})
+            self.assertEqual(raised.exception.status(), "StatusCode.DEADLINE_EXCEEDED", name)
+            self.assertIn("5000 us", raised.exception.message())
+            status, answer = unix_http(http_socket(), "POST", "/v2/models/slow/infer", infer_json(2), {name: value})
+            self.assertEqual(status, 504, answer)
+            self.assertIn("5000 us", json.loads(answer)["error"])
+        self.assertLess(time.monotonic() - began, 3 * SLOW, "the deadlines did not wait for the batches before them")
+        self.assertFalse([error for _, _, error in self.finished(3) if error])
+        self.until("it is idle", lambda model: model["in_flight"] + model["queue"] == 0)
+        self.assertEqual(self.executions() - executed, 3)
+
+    def test_long_and_malformed_deadlines_in_headers(self):
+        answer = self.client.infer("slow", tensor(grpcclient, numbers(2)), client_timeout=99_999)
+        np.testing.assert_array_equal(answer.as_numpy("y"), numbers(2))
+        for value, expected in (("99999999", 200), ("0", 200), ("soon", 400), ("-1", 400), ("1e3", 400)):
+            status, answer = unix_http(http_socket(), "POST", "/v2/models/slow/infer", infer_json(2),
+                                       {"x-request-timeout-ms": value})
+            self.assertEqual(status, expected, answer)
+        with self.assertRaises(InferenceServerException) as raised:
+            self.client.infer("slow", tensor(grpcclient, numbers(2)), headers={"x-request-timeout-ms": "soon"})
+        self.assertEqual(raised.exception.status(), "StatusCode.INVALID_ARGUMENT")
 
     def test_bad_values(self):
         for parameters in ({"timeout": -1}, {"timeout": "soon"}, {"priority": 1.5}, {"priority": 2**64}):

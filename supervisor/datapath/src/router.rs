@@ -100,6 +100,7 @@ impl Route {
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
+        let options = options.within(arrival.timeout);
         let answers = match &self.relay {
             None => self.pipeline.infer(inputs, options, arrival).await,
             Some(relay) => relay.infer(inputs, options, arrival, self.pipeline.streams()).await,

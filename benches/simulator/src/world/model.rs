@@ -122,8 +122,16 @@ impl<'a> WorldModel<'a> {
         let arrived = timestamp(now);
         self.tally.arrived += 1;
         let deadline = arrived + self.spec.terms.slo;
-        let request =
-            QueuedRequest { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
+        let request = QueuedRequest {
+            shape: (),
+            rows: 1,
+            arrived,
+            deadline,
+            expires: None,
+            level: 1,
+            alone: false,
+            item: (),
+        };
         match self.scheduler.accept(request, arrived) {
             Ok(()) => {
                 self.weights.record_accepted(now);

@@ -224,7 +224,7 @@ impl Pipeline {
         &self,
         inputs: Vec<RequestInput>,
         options: RequestOptions,
-        RequestArrival { began, waited, journal }: RequestArrival,
+        RequestArrival { began, waited, journal, .. }: RequestArrival,
     ) -> Result<WorkerAnswer, RequestFailure> {
         let (received, elapsed) = (self.clock.now(), began.elapsed());
         let arrived = received - elapsed;
@@ -242,6 +242,7 @@ impl Pipeline {
             rows,
             arrived,
             deadline: arrived,
+            expires: options.timeout.map(|timeout| arrived + timeout),
             level: options.level(),
             // Optional inputs apply to the whole batch, and other requests may have different
             // values for them.

@@ -108,7 +108,7 @@ impl PipelineState {
         if let Err(SchedulerRefusal { request, why }) = self.scheduler.accept(request, now) {
             let (why, failure) = match why {
                 scheduler::RefusalReason::QueueFull => (CountedRefusal::QueueFull, self.queue_full()),
-                _ => (CountedRefusal::Late, too_late(&self.name, &request)),
+                why => (CountedRefusal::Late, self.too_late(&request, why, now)),
             };
             trace_event::record_refusal(journal.as_ref(), why);
             self.record_refusal(why, Duration::ZERO, now);
@@ -222,22 +222,38 @@ impl PipelineState {
         }
     }
 
+    /// Returns the failure of a request that is refused because it is or would be too late.
+    fn too_late(
+        &self,
+        request: &WaitingRequest,
+        why: scheduler::RefusalReason,
+        now: Timestamp,
+    ) -> RequestFailure {
+        let (model, waited) = (&self.name, now.since(request.arrived).as_millis());
+        if let (scheduler::RefusalReason::Expires, Some(expires)) = (why, request.expires) {
+            return RequestFailure::will_time_out(expires.since(request.arrived));
+        }
+        RequestFailure::Unavailable(match why {
+            scheduler::RefusalReason::Overdue => {
+                format!("the server is overloaded: the request waited {waited} ms, past its deadline")
+            }
+            scheduler::RefusalReason::Asleep => format!(
+                "model '{model}' sleeps, and other models use the GPU memory that it needs: the request waited \
+                 {waited} ms, past its deadline"
+            ),
+            _ => {
+                let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
+                format!(
+                    "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the \
+                     current load"
+                )
+            }
+        })
+    }
+
     /// Refuses an accepted request that has become too late.
     pub(crate) fn reject(&mut self, SchedulerRefusal { request, why }: SchedulerRefusal, now: Timestamp) {
-        let waited = now.since(request.arrived);
-        let failure = match why {
-            scheduler::RefusalReason::Overdue => RequestFailure::Unavailable(format!(
-                "the server is overloaded: the request waited {} ms, past its deadline",
-                waited.as_millis()
-            )),
-            scheduler::RefusalReason::Asleep => RequestFailure::Unavailable(format!(
-                "model '{}' sleeps, and other models use the GPU memory that it needs: the request waited {} ms, \
-                 past its deadline",
-                self.name,
-                waited.as_millis()
-            )),
-            _ => too_late(&self.name, &request),
-        };
+        let (waited, failure) = (now.since(request.arrived), self.too_late(&request, why, now));
         trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::Late);
         if request.item.claim.take() {
             self.record_refusal(CountedRefusal::Late, waited, now);
@@ -465,13 +481,6 @@ fn quarantined(pause: Duration) -> RequestFailure {
     RequestFailure::Internal(format!(
         "workers died or hung while they executed these inputs, so the server refuses them; try again after {} s at the earliest",
         pause.as_secs() + 1
-    ))
-}
-
-fn too_late(model: &str, request: &WaitingRequest) -> RequestFailure {
-    let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
-    RequestFailure::Unavailable(format!(
-        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the current load"
     ))
 }
 

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use shadowslice_datapath::pipeline::RequestArrival;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::client_timeout::client_timeout;
 use super::grpc::Services;
 use super::infer_stream::{InferStream, StreamContext};
 use super::{describe, grpc_infer, load_metrics, model, repository, statistics, trace, unsupported};
@@ -63,6 +65,9 @@ impl GrpcInferenceService for Services {
         let (metadata, _, request) = request.into_parts();
         let answer = async {
             let route = model::find(&self.front.router, &request.model_name, &request.model_version)?;
+            let timeout =
+                client_timeout(metadata.as_ref()).inspect_err(|_| route.pipeline().count_malformed())?;
+            let arrival = RequestArrival { timeout, ..arrival };
             let answer = grpc_infer::infer(&self.front, route, request, &peer, arrival, &permit).await?;
             // The answer is in memory twice while it is written.
             permit.replace(2 * grpc_infer::response_bytes(&answer.0))?;
@@ -85,7 +90,11 @@ impl GrpcInferenceService for Services {
     ) -> Answer<InferStream> {
         let peer = Arc::clone(peer(request.extensions()));
         let starts = request.extensions().get().cloned().unwrap_or_default();
-        let context = StreamContext { front: Arc::clone(&self.front), peer, call: CALL_PERMIT.get(), starts };
+        let timeout = client_timeout(request.metadata().as_ref()).map_err(RequestError::from)?;
+        let began = trace::arrival(request.extensions()).began;
+        let ends = timeout.and_then(|timeout| began.checked_add(timeout));
+        let (front, call) = (Arc::clone(&self.front), CALL_PERMIT.get());
+        let context = StreamContext { front, peer, call, starts, ends };
         Ok(Response::new(InferStream::new(context, request.into_inner(), self.stop.clone())?))
     }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Response};
-use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestArrival, RequestFailure};
 
+use super::client_timeout::client_timeout;
 use super::frontend::Frontend;
 use super::inference::{InferenceAnswer, Target, tensor_bytes};
 use super::{load_metrics, trace};
@@ -32,9 +33,11 @@ pub(super) async fn infer(
     permit: &Arc<MemoryPermit>,
 ) -> Result<HttpAnswer, RequestError> {
     let (journal, peer) = (trace::journal(&head.extensions), peer(&head.extensions));
+    let timeout = client_timeout(&head.headers).inspect_err(|_| target.route.pipeline().count_malformed())?;
     let parse = parse(front, &head.headers, body, &target.metadata, permit);
     let checked = target.receive(front, peer, journal, permit, parse).await?;
-    let answer = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
+    let arrival = RequestArrival { timeout, ..trace::arrival(&head.extensions) };
+    let answer = target.infer(checked, arrival, permit).await?;
     let InferenceAnswer { id, outputs, _place } = answer;
     permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs))?;
     let written = write(&target.name, id, outputs).await?;

@@ -10,6 +10,7 @@ use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, TryStreamExt};
@@ -47,6 +48,8 @@ pub(super) struct StreamContext {
     pub(super) peer: Arc<Peer>,
     pub(super) call: Arc<MemoryPermit>,
     pub(super) starts: MessageStarts,
+    /// The deadline of the call, or `None` if it has none.
+    pub(super) ends: Option<Instant>,
 }
 
 /// The answers of a call.
@@ -120,7 +123,8 @@ impl InferStream {
         let began = context.starts.next();
         let entry = context.front.log_streamed(&message, STREAM, &context.peer, began);
         let journal = entry.as_ref().map(|entry| entry.journal().clone());
-        let arrival = RequestArrival { began, ..RequestArrival::now(journal) };
+        let timeout = context.ends.map(|ends| ends.saturating_duration_since(began));
+        let arrival = RequestArrival { began, timeout, ..RequestArrival::now(journal) };
         let route = model::find(&context.front.router, &message.model_name, &message.model_version);
         let streams = route.as_ref().is_ok_and(Route::streams);
         let request = StreamedRequest { context, route, message, permit, arrival, entry };

@@ -4,6 +4,7 @@
 //! This is the top floor. It uses the other floors, and only the crate's root uses it.
 
 mod answers;
+mod client_timeout;
 mod describe;
 mod endpoints;
 mod frontend;

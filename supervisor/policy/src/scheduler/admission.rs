@@ -12,6 +12,7 @@ use shadowslice_shared::units::Timestamp;
 use super::batcher::BatchLimits;
 use super::deadline::DeadlineFilter;
 use super::lane::Lane;
+use super::messages::RefusalReason;
 use super::queue::QueuedRequest;
 use super::write_time::WriteTime;
 use crate::sharing::AdmissionPolicy;
@@ -82,19 +83,40 @@ impl AdmissionControl {
         }
     }
 
-    /// Returns true if a request that arrives now cannot be answered in time. `lane` is the serving
-    /// lane. During an outage, no request is refused, because the load is not the cause of the delay.
-    pub(super) fn refuses<K, T>(
+    /// Returns why a request that arrives now is refused, if it cannot be answered in time. `lane` is the
+    /// serving lane. During an outage, only a request whose client no longer waits is refused, because the
+    /// load is not the cause of the delay.
+    pub(super) fn refusal<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
         queued_rows: impl FnOnce() -> u64,
         lane: Option<&Lane<K, T>>,
         now: Timestamp,
+    ) -> Option<RefusalReason> {
+        if request.expires.is_some_and(|expires| expires <= now) {
+            return Some(RefusalReason::Expires);
+        }
+        let refuses_late = self.refuses_late() && now >= self.forgiven_before;
+        let may = self.outage_since.is_none() && (refuses_late || request.expires.is_some());
+        let answered = self.predict_answer(request, queued_rows(), lane.filter(|_| may)?, now)?;
+        if request.expires.is_some_and(|expires| answered > expires) {
+            Some(RefusalReason::Expires)
+        } else {
+            (refuses_late && answered > request.deadline).then_some(RefusalReason::TooLate)
+        }
+    }
+
+    /// Returns true if a request would be answered after its client stops waiting, even if the next batch
+    /// contained nothing else. An idle lane gets every request, as with the
+    /// [deadline filter](super::deadline).
+    pub(super) fn expires_first<K, T>(
+        &self,
+        request: &QueuedRequest<K, T>,
+        lane: &Lane<K, T>,
+        now: Timestamp,
     ) -> bool {
-        let may = self.refuses_late() && self.outage_since.is_none() && now >= self.forgiven_before;
-        let Some(lane) = lane.filter(|_| may) else { return false };
-        let answered = self.predict_answer(request, queued_rows(), lane, now);
-        answered.is_some_and(|answered| answered > request.deadline)
+        let ends_after = |expires| self.predict_end(u64::from(request.rows), lane, now) > expires;
+        !lane.is_idle() && self.outage_since.is_none() && request.expires.is_some_and(ends_after)
     }
 
     /// Predicts when the client of a request that arrives now will have the answer. The prediction

@@ -15,7 +15,16 @@ fn ms(ms: u64) -> Timestamp {
 
 /// Returns a request that arrives at 0 ms and has its deadline at 100 ms.
 fn request(item: u32, shape: u8, rows: u32) -> Request {
-    QueuedRequest { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
+    QueuedRequest {
+        shape,
+        rows,
+        arrived: ms(0),
+        deadline: ms(100),
+        expires: None,
+        level: 0,
+        alone: false,
+        item,
+    }
 }
 
 fn queue_of(requests: Vec<Request>) -> RequestQueue<u8, u32> {
@@ -189,7 +198,7 @@ proptest! {
             match step {
                 Step::Arrive { shape, rows, patience, alone } => {
                     let deadline = now + Duration::from_millis(patience);
-                    let request = QueuedRequest { shape, rows, arrived: now, deadline, level: 0, alone, item };
+                    let request = QueuedRequest { shape, rows, arrived: now, deadline, expires: None, level: 0, alone, item };
                     queue.push(request.clone());
                     model.add(true, request);
                 }

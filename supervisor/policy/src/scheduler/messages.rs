@@ -46,6 +46,8 @@ pub enum RefusalReason {
     QueueFull,
     /// The request cannot be answered in time.
     TooLate,
+    /// The request cannot be answered while its client waits.
+    Expires,
     /// The deadline of the request has passed, and the model is overloaded.
     Overdue,
     /// The deadline of the request has passed, and the model still sleeps.

@@ -142,8 +142,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.traffic.record_arrival(request.rows);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
         let before = || self.queues.rows_before(request.level);
-        let refused = if self.admission.refuses(&request, before, lane, now) {
-            RefusedRequest { request, why: RefusalReason::TooLate }
+        let refused = if let Some(why) = self.admission.refusal(&request, before, lane, now) {
+            RefusedRequest { request, why }
         } else {
             let pushed = self.queues.push(request).or_else(|request| {
                 self.forget_settled();
@@ -239,7 +239,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             let late = late.into_iter().filter(|request| !request.item.is_settled());
             let mut refused: Vec<_> =
                 late.map(|request| RefusedRequest { request, why: RefusalReason::TooLate }).collect();
-            self.remove_unservable(&mut batch, &mut refused, now);
+            self.remove_unservable(&self.lanes[index], &mut batch, &mut refused, now);
             if batch.is_empty() && refused.is_empty() {
                 continue;
             }
@@ -254,15 +254,18 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         OutgoingBatch { worker, id: self.next_batch, slot, groups, requests }
     }
 
-    /// Removes settled requests from a batch. Under overload, also refuses the requests of the batch
-    /// that are too late.
+    /// Removes settled requests from a batch, and refuses those whose clients will not wait for its end.
+    /// Under overload, also refuses the requests of the batch that are too late.
     fn remove_unservable(
         &self,
+        lane: &Lane<K, T>,
         batch: &mut Vec<QueuedRequest<K, T>>,
         refused: &mut Vec<RefusedRequest<K, T>>,
         now: Timestamp,
     ) {
         batch.retain(|request| !request.item.is_settled());
+        let expired = batch.extract_if(.., |request| self.admission.expires_first(request, lane, now));
+        refused.extend(expired.map(|request| RefusedRequest { request, why: RefusalReason::Expires }));
         let Some(overload) = self.overload.as_ref().filter(|_| !self.admission.refuses_late()) else {
             return;
         };

@@ -21,6 +21,8 @@ pub struct QueuedRequest<K, T> {
     pub arrived: Timestamp,
     /// The time by which the client must have the answer.
     pub deadline: Timestamp,
+    /// The time from which the client no longer waits for the answer, or `None` if it set no timeout.
+    pub expires: Option<Timestamp>,
     /// The priority level. Requests with lower levels run first. Levels that clients can choose start
     /// at 1.
     pub level: u64,
@@ -201,6 +203,7 @@ mod tests {
             rows: 1,
             arrived: ms(0),
             deadline: ms(deadline),
+            expires: None,
             level: 0,
             alone: false,
             item,

@@ -1,3 +1,4 @@
+mod expiry;
 mod streams;
 
 use std::cell::Cell;
@@ -61,7 +62,16 @@ fn lane(worker: WorkerId) -> Lane<(), Asked> {
 
 fn request(number: u32, came: u64) -> QueuedRequest<(), Asked> {
     let (arrived, item) = (at(came), Asked(number, Rc::default()));
-    QueuedRequest { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
+    QueuedRequest {
+        shape: (),
+        rows: 1,
+        arrived,
+        deadline: arrived + SLO,
+        expires: None,
+        level: 1,
+        alone: false,
+        item,
+    }
 }
 
 fn numbers<'a>(requests: impl IntoIterator<Item = &'a QueuedRequest<(), Asked>>) -> Vec<u32> {
@@ -113,20 +123,6 @@ fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends(
     answer(&mut model, WORKER, ms(11), at(11));
     answer(&mut model, WORKER, ms(14), at(25));
     assert_eq!(go(&mut model, at(25)).0, [(WORKER, vec![6])]);
-}
-
-#[test]
-fn the_slack_of_a_batch_is_that_of_the_requests_behind_it() {
-    let mut model = serving();
-    model.accept(request(0, 0), at(0)).unwrap();
-    go(&mut model, at(0));
-    // The batch ends after 11 ms. A request that arrives now is answered after another 11 ms.
-    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(22));
-    (1..=7).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
-    // With this request, two batches of four rows are behind it, which take 14 ms each.
-    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(11 + 2 * 14));
-    model.route(None);
-    assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(11));
 }
 
 #[test]
@@ -421,7 +417,7 @@ proptest! {
             };
             match event {
                 Event::Arrive { rows, level, alone } => {
-                    let asked = QueuedRequest { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
+                    let asked = QueuedRequest { rows: rows.min(4), expires: None, level, alone, ..request(clients.len() as u32, time) };
                     clients.push(Rc::clone(&asked.item.1));
                     if let Err(refused) = model.accept(asked, now) {
                         end(&[refused.request]);

@@ -96,13 +96,15 @@ pub struct RequestArrival {
     /// The time for which this supervisor held the request during an outage of the supervisor to
     /// which it relays requests. This time does not count as receiving time.
     pub waited: Duration,
+    /// The time from `began` after which the client no longer needs an answer, according to the protocol.
+    pub timeout: Option<Duration>,
     pub journal: Option<Journal>,
 }
 
 impl RequestArrival {
     /// Returns an arrival at the present time.
     pub fn now(journal: Option<Journal>) -> Self {
-        Self { began: Instant::now(), waited: Duration::ZERO, journal }
+        Self { began: Instant::now(), waited: Duration::ZERO, timeout: None, journal }
     }
 }
 
@@ -120,6 +122,12 @@ impl RequestOptions {
     /// The priority of requests that set no priority. It leaves room for higher and lower
     /// priorities.
     pub const DEFAULT_PRIORITY: u64 = 100;
+
+    /// Returns the same options with the shorter of two timeouts.
+    #[must_use]
+    pub(crate) fn within(self, timeout: Option<Duration>) -> Self {
+        Self { timeout: [self.timeout, timeout].into_iter().flatten().min(), ..self }
+    }
 
     pub(crate) fn level(&self) -> u64 {
         if self.priority == 0 { Self::DEFAULT_PRIORITY } else { self.priority }
@@ -149,8 +157,8 @@ pub enum RequestFailure {
     /// The request is not valid for this model (gRPC INVALID_ARGUMENT, HTTP 400).
     #[error("{0}")]
     Invalid(String),
-    /// The request's own timeout expired before the answer was ready (gRPC DEADLINE_EXCEEDED, HTTP
-    /// 504).
+    /// The request's own timeout expired before the answer was ready, or would expire (gRPC
+    /// DEADLINE_EXCEEDED, HTTP 504).
     #[error("{0}")]
     TimedOut(String),
     /// The model failed to execute the request (gRPC INTERNAL, HTTP 500).
@@ -162,6 +170,11 @@ impl RequestFailure {
     pub(crate) fn timed_out(timeout: Duration) -> Self {
         let us = timeout.as_micros();
         Self::TimedOut(format!("the request was not answered within its timeout of {us} us"))
+    }
+
+    pub(crate) fn will_time_out(timeout: Duration) -> Self {
+        let us = timeout.as_micros();
+        Self::TimedOut(format!("the request cannot be answered within its timeout of {us} us"))
     }
 
     pub fn no_memory(bytes: usize) -> Self {

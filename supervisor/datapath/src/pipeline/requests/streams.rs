@@ -167,6 +167,7 @@ impl OpenStream {
                 rows: 1,
                 arrived: now,
                 deadline,
+                expires: None,
                 level: options.level(),
                 alone: true,
                 item,

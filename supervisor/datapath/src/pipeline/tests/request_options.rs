@@ -128,6 +128,24 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
 }
 
 #[tokio::test]
+async fn a_request_that_cannot_be_answered_within_its_timeout_is_refused_at_once() {
+    let stage = Stage::new();
+    let worker = stage.enter_as(1, Sms(10), |lane_worker, _| {
+        lane_worker.slice.times = vec![(1, Duration::from_secs(50))];
+    });
+    let runs = stage.request();
+    let batch = worker.batch().await;
+    // The timeout is longer than this test.
+    let refused = request(&stage, 1, timeout(Duration::from_secs(40))).await.unwrap();
+    let is_refusal = |why: &str| why.contains("cannot be answered within its timeout of 40000000 us");
+    assert!(matches!(&refused, Err(RequestFailure::TimedOut(why)) if is_refusal(why)), "{refused:?}");
+    worker.answer_well(&batch);
+    assert_eq!(runs.await.unwrap(), Ok(good()));
+    let counts = stage.pipeline.report().counts;
+    assert_eq!((counts.accepted, counts.succeeded, counts.rejected), (1, 1, 1));
+}
+
+#[tokio::test]
 async fn the_longest_possible_timeout_has_no_effect() {
     let stage = Stage::new();
     let worker = stage.enter(1);
