@@ -216,6 +216,7 @@ impl Shared {
             phase: phase.subscribe(),
             gpus: context.gpus,
             readings: context.readings,
+            clock: context.clock,
             controller: config.controller,
             history: Arc::default(),
             planned: running.planned.clone(),

@@ -29,6 +29,7 @@ use shadowslice_control::backend::BackendKind;
 use shadowslice_control::controller::{Handovers, Mechanism, ReportedState};
 use shadowslice_control::models::Needs;
 use shadowslice_control::process::LoadedFiles;
+use shadowslice_datapath::pipeline::SmUse;
 use shadowslice_datapath::pipeline::{Rates, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 
@@ -70,7 +71,7 @@ impl SupervisorStatus {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuStatus {
     /// The index of the GPU in the configuration.
     pub index: usize,
@@ -79,6 +80,9 @@ pub struct GpuStatus {
     /// The mechanism that enforces shares: `emulated`, `mps`, or `none` if shares are not enforced.
     pub backend: BackendKind,
     pub sms: u32,
+    /// The SMs times the time since the supervisor's start, in SM·s.
+    #[serde(default)]
+    pub sm_seconds: f64,
     /// The number of SMs of each group. A partition inside a worker consists of groups. `None` if
     /// the GPU has no groups.
     #[serde(default)]
@@ -175,6 +179,8 @@ pub struct ModelStatus {
     pub sleep: Option<SleepStatus>,
     /// The pauses of the model's batches for other models. `None` if no worker serves.
     pub preemption: Option<PreemptionStatus>,
+    /// The model's use of the GPU since its start.
+    pub sm_use: Option<SmUse>,
 }
 
 /// The files from which a model was loaded.

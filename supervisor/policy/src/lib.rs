@@ -18,4 +18,5 @@ pub mod residency;
 pub mod restart;
 pub mod scheduler;
 pub mod sharing;
+pub mod sm_time;
 pub mod workers;

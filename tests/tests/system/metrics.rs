@@ -184,7 +184,8 @@ async fn an_emulated_gpu_has_no_memory_metrics() {
     let answer = http(&server.home().run_dir().join("metrics.sock"), "GET", "/metrics").await.unwrap();
     let is_gpu_metric = |line: &&str| {
         let starts = ["shadowslice_gpu_", "nv_gpu_", "nv_energy_"].iter().any(|name| line.starts_with(name));
-        starts || line.contains("gpu_memory_bytes{")
+        let needs_nvml = starts && !line.starts_with("shadowslice_gpu_sm_seconds_total{");
+        needs_nvml || line.contains("gpu_memory_bytes{")
     };
     assert_eq!(answer.body.lines().find(is_gpu_metric), None);
     server.stop().await.unwrap();
@@ -317,5 +318,37 @@ async fn latency_begins_with_the_head_of_a_slow_grpc_request() {
     assert_eq!(slow.await.unwrap().unwrap().len(), 1);
     counted(&server, 5).await.unwrap();
     assert_latency_includes_receiving(&scrape(&server, "metrics.sock").await.unwrap(), between);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_sm_time_of_all_models_is_what_their_batches_had_of_the_gpu() {
+    let gpus = "gpus: [{device: emulated, sms: 132}]\ncontroller: {policy: static}\nready: all\n";
+    let listen = "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}\n";
+    let models = ["echo", "other", "idle"]
+        .map(|name| echo(name, "profile: profile.yaml, share: {initial: 100%}, batch: {max: 1}, slo: 10s"));
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    let home = Home::with_config(&format!("{listen}{gpus}models:\n{models}")).unwrap();
+    home.write("profile.yaml", profile(20.0)).unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
+    let client = server.client();
+    let cases = |count: u16| (0..count).map(echo_case).collect();
+    let all_right =
+        |outcomes: &[RequestOutcome]| outcomes.iter().all(|outcome| *outcome == RequestOutcome::Right);
+    assert!(all_right(&ask_all(&client, "echo", cases(5), 0.0).await));
+    counted(&server, 5).await.unwrap();
+    let alone = scrape(&server, "metrics.sock").await.unwrap();
+    let used = |metrics: &Metrics, model| metrics.of(model, "model_sm_seconds_total", "").unwrap();
+    let executed = alone.of("echo", "batch_execution_seconds_sum", "").unwrap();
+    assert!(used(&alone, "echo") >= 132.0 * executed, "alone, a batch has all SMs: {executed} s");
+    assert_eq!((used(&alone, "other"), used(&alone, "idle")), (0.0, 0.0));
+    let other = ask_all(&client, "other", cases(20), 0.0);
+    let (one, other) = tokio::join!(ask_all(&client, "echo", cases(20), 0.0), other);
+    assert!(all_right(&one) && all_right(&other));
+    let after = scrape(&server, "metrics.sock").await.unwrap();
+    let all: f64 = ["echo", "other", "idle"].iter().map(|model| used(&after, model)).sum();
+    let gpu = after.named("shadowslice_gpu_sm_seconds_total{gpu=\"0\"}").unwrap();
+    assert!(all > used(&alone, "echo") && all <= gpu, "{all} of {gpu}");
+    assert_eq!(after.of("echo", "model_energy_joules_total", ""), None, "an emulated GPU uses no energy");
     server.stop().await.unwrap();
 }

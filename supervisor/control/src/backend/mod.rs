@@ -21,7 +21,7 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::SEATS;
 use shadowslice_shared::units::{Percent, Sms};
 
-use shadowslice_datapath::pipeline::Occupancy;
+use shadowslice_datapath::pipeline::{GpuSmTime, Occupancy};
 
 pub(crate) use command::CommandError;
 pub use emulated::EmulatedBackend;
@@ -78,6 +78,8 @@ pub struct BackendFacts {
     pub division: Result<Arc<Division>, String>,
     /// The occupancy of the GPU by executing workers.
     pub occupancy: Arc<Occupancy>,
+    /// The SM time that models use.
+    pub sm_time: Arc<GpuSmTime>,
     /// The memory in bytes that is reserved for workers that have not allocated it yet.
     reserved: AtomicU64,
 }
@@ -93,7 +95,9 @@ impl BackendFacts {
     ) -> Self {
         // Without MPS, workers take turns, and no share is enforced.
         let occupancy = Occupancy::new(kind != BackendKind::None);
-        Self { device, uuid, kind, sms, division, occupancy, reserved: AtomicU64::new(0) }
+        let sizes = division.as_ref().map_or_else(|_| vec![sms], |division| division.sizes().to_vec());
+        let sm_time = GpuSmTime::new(sizes);
+        Self { device, uuid, kind, sms, division, occupancy, sm_time, reserved: AtomicU64::new(0) }
     }
 
     /// Returns the memory that is reserved for workers that start, in bytes.

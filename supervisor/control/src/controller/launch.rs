@@ -219,6 +219,7 @@ impl Controller {
             pads: self.gpu.is_real() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
             device: facts.uuid.as_deref().unwrap_or(&facts.device).into(),
             occupancy: Arc::clone(&facts.occupancy),
+            sm_time: Arc::clone(&facts.sm_time),
             pauses: Arc::clone(&self.context.pauses[self.model.gpu]),
             pieces: process.pieces.clone(),
             sleep,

@@ -15,7 +15,7 @@ use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
 use super::requests::Metadata;
 use super::trace_event;
-use super::workers::{LaneEvent, PauseTotal, StalledBatch};
+use super::workers::{LaneEvent, PauseTotal, SmUse, StalledBatch};
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
@@ -45,6 +45,8 @@ pub struct PipelineReport {
     pub pieces: Option<Result<u32, String>>,
     /// The pauses of the model's batches since the start, by the models for which they waited.
     pub pauses: Vec<(Arc<str>, PauseTotal)>,
+    /// The use of the GPU since the model's start.
+    pub sm_use: SmUse,
 }
 
 impl Pipeline {
@@ -247,6 +249,7 @@ impl Pipeline {
             execution,
             pieces,
             pauses: pauses.unwrap_or_default(),
+            sm_use: self.sm_time.total(),
         }
     }
 

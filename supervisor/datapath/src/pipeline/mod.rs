@@ -48,8 +48,8 @@ pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
 pub use sleep::{ResidencySignal, SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 pub use workers::{
-    BatchSocket, EVENT_QUEUE_SIZE, GpuPauses, LaneEvent, LaneReader, LaneWorker, ModelPair, Occupancy,
-    OccupancyGuard, PauseTotal, StalledBatch,
+    BatchSocket, EVENT_QUEUE_SIZE, GpuPauses, GpuSmTime, LaneEvent, LaneReader, LaneWorker, ModelPair,
+    Occupancy, OccupancyGuard, PauseTotal, SmUse, StalledBatch,
 };
 
 use crate::clock::Clock;
@@ -59,6 +59,7 @@ use figures::{StallMeter, Stats};
 use gate::Gate;
 use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
 use state::PipelineState;
+use workers::ModelSmTime;
 use workers::Quarantine;
 
 /// The settings with which a pipeline is created.
@@ -104,6 +105,7 @@ pub struct Pipeline {
     profile: Option<Profile>,
     clock: Clock,
     memory: Arc<RequestMemory>,
+    sm_time: Arc<ModelSmTime>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
@@ -150,6 +152,7 @@ impl Pipeline {
             profile: settings.profile,
             clock,
             memory,
+            sm_time: Arc::default(),
             metadata: OnceLock::new(),
             content: settings.content,
             state: Mutex::new(state),

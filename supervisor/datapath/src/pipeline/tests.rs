@@ -165,6 +165,7 @@ impl Stage {
             sizes: Vec::new(),
             pads: false,
             occupancy: Occupancy::new(true),
+            sm_time: GpuSmTime::new(vec![Sms(132)]),
             pauses: GpuPauses::new(false),
             pieces: Ok(8),
             sleep: Ok(1 << 20),

@@ -21,7 +21,8 @@ use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{Cause, ChangeOutcome, Order, Planned, ResizeRefused};
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
-use shadowslice_control::nvml::Readings;
+use shadowslice_control::nvml::{Reading, Readings};
+use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::readiness::HostState;
@@ -62,6 +63,7 @@ pub struct AdminContext {
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
+    pub clock: Clock,
     pub controller: ControllerConfig,
     pub history: Arc<History>,
     /// The policy's last decision, or `None` without a policy.
@@ -98,8 +100,19 @@ impl AdminContext {
         PlanReport::of(&self.controller, planned.as_deref())
     }
 
+    /// Divides the energy that each GPU has used among its models.
+    fn charge_energy(&self, watched: &[Option<Reading>]) {
+        for (gpu, reading) in self.gpus.iter().zip(watched) {
+            let usage = reading.as_ref().and_then(|reading| reading.usage.as_ref());
+            if let Some(energy_mj) = usage.and_then(|usage| usage.power.energy_mj) {
+                gpu.facts().sm_time.charge(energy_mj, self.clock.now());
+            }
+        }
+    }
+
     pub fn status(&self) -> HostStatus {
         let watched = self.readings.look();
+        self.charge_energy(&watched);
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.decided();
         let models = self.models();
@@ -118,7 +131,9 @@ impl AdminContext {
             upgrading: self.phase.borrow().is_upgrading(),
             models: served.chain(unloaded).collect(),
             gpus: gpus
-                .map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched.as_ref()))
+                .map(|(index, (gpu, watched))| {
+                    status::of_gpu(index, &**gpu, watched.as_ref(), self.clock.now())
+                })
                 .collect(),
         }
     }

@@ -1,5 +1,4 @@
-//! The metrics of real GPUs. There are no values for an emulated GPU, because NVML does not know
-//! it.
+//! The metrics of GPUs. Most have no values for an emulated GPU, because NVML does not know it.
 
 use super::table::one;
 use super::text::{Metric, MetricSample, counter, gauge};
@@ -17,6 +16,11 @@ pub(super) const METRICS: &[Metric<GpuStatus>] = &[
         "Part of the last sampling period in which any kernel ran on the GPU, on however few SMs, \
          from 0 to 1.",
         utilisation,
+    ),
+    counter(
+        "shadowslice_gpu_sm_seconds_total",
+        "SMs of the GPU times the time since the supervisor's start, in SM-seconds.",
+        |gpu| one(gpu.sm_seconds),
     ),
     counter("shadowslice_gpu_xid_errors_total", "XID errors that the GPU's driver reported.", |gpu| {
         nvml_sample(gpu, |nvml| Some(nvml.xid_errors as f64))

@@ -51,6 +51,16 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "Time for which the model's batches paused for batches of other models, by the other model.",
         |model| preemptions(model, |paused| paused.total_ms / 1e3),
     ),
+    counter(
+        "shadowslice_model_sm_seconds_total",
+        "SM time of the model's batches, in SM-seconds. Batches on the same SMs divide them.",
+        |model| one(model.status.sm_use.map(|used| used.sm_seconds)),
+    ),
+    counter(
+        "shadowslice_model_energy_joules_total",
+        "Energy of the GPU in proportion to the model's SM time. The part of idle SMs belongs to no model.",
+        |model| one(model.status.sm_use.and_then(|used| used.energy_j)),
+    ),
     gauge(
         "shadowslice_model_files_changed",
         "1 if the model's files have changed since it was loaded, until a reload; else 0.",

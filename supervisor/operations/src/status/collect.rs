@@ -21,7 +21,13 @@ use shadowslice_control::models::{Needs, Served, Unloaded};
 use shadowslice_control::nvml::Reading;
 use shadowslice_datapath::pipeline::{Latencies, PipelineReport, StalledBatch};
 
-pub(crate) fn of_gpu(index: usize, gpu: &dyn GpuBackend, reading: Option<&Reading>) -> GpuStatus {
+/// Returns the status of a GPU. `now` is the time since the supervisor's start.
+pub(crate) fn of_gpu(
+    index: usize,
+    gpu: &dyn GpuBackend,
+    reading: Option<&Reading>,
+    now: Timestamp,
+) -> GpuStatus {
     let (facts, server) = (gpu.facts(), gpu.server());
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = facts.division.as_ref().map(sizes);
@@ -31,6 +37,7 @@ pub(crate) fn of_gpu(index: usize, gpu: &dyn GpuBackend, reading: Option<&Readin
         uuid: facts.uuid.clone(),
         backend: facts.kind,
         sms: facts.sms.0,
+        sm_seconds: f64::from(facts.sms.0) * now.since_origin().as_secs_f64(),
         no_partitions: groups.as_ref().err().map(|why| (*why).clone()),
         groups: groups.ok(),
         mps_server_pid: server.as_ref().ok().copied().flatten(),
@@ -72,6 +79,7 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         files_changed: served.files.changed.load(Ordering::Relaxed),
         stalled: seen.stalled.map(stalled),
         sleep: served.pipeline.sleep_report().map(Into::into),
+        sm_use: Some(seen.sm_use),
         preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.pauses)),
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }

@@ -130,6 +130,7 @@ mod tests {
             uuid: None,
             backend: BackendKind::Mps,
             sms: 132,
+            sm_seconds: 0.0,
             groups: None,
             no_partitions: None,
             mps_server_pid: None,

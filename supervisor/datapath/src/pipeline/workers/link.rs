@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::{BLIND_HANG_LIMIT, Predictor};
 use shadowslice_policy::scheduler::{self, Slice};
+use shadowslice_policy::sm_time::BatchSms;
 use shadowslice_shared::batch::{
     self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, StreamStep,
 };
@@ -23,6 +24,7 @@ use super::BatchSocket;
 use super::occupancy::{Occupancy, OccupancyGuard};
 use super::pauses::{GpuPauses, PauseMember};
 use super::shapes::ShapeTimes;
+use super::sm_time::{GpuSmTime, ModelSmTime, SmTimeMember};
 use crate::clock::monotonic_ns;
 use crate::pipeline::requests::{
     InFlightBatch, LEFT_OUT, Metadata, PendingRequest, Reservation, Shapes, WaitingRequest,
@@ -52,6 +54,8 @@ pub struct LaneWorker {
     pub pads: bool,
     /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
+    /// The SM time of the worker's GPU.
+    pub sm_time: Arc<GpuSmTime>,
     /// The pauses of the worker's GPU.
     pub pauses: Arc<GpuPauses>,
     /// The number of pieces of the worker's largest batch, or the reason why its batches never wait.
@@ -97,6 +101,16 @@ pub(crate) struct WorkerLink {
     outbox: VecDeque<Command>,
     pub(crate) residency: Residency,
     pub(crate) pauses: PauseMember,
+    sm_time: SmTimeMember,
+}
+
+/// The part of a link that comes from its model's pipeline.
+#[derive(Debug)]
+pub(crate) struct LinkModel {
+    pub(crate) name: Arc<str>,
+    pub(crate) sm_time: Arc<ModelSmTime>,
+    /// The pause word of the worker.
+    pub(crate) pause_word: Arc<PauseWord>,
 }
 
 impl WorkerLink {
@@ -105,11 +119,22 @@ impl WorkerLink {
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
-        (model, word): (Arc<str>, Arc<PauseWord>),
+        model: LinkModel,
         now: Timestamp,
     ) -> (Self, PipelineLane) {
-        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy, pauses, pieces, sleep } =
-            lane_worker;
+        let LaneWorker {
+            worker,
+            share,
+            slice,
+            device,
+            sizes,
+            pads,
+            occupancy,
+            sm_time,
+            pauses,
+            pieces,
+            sleep,
+        } = lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = PipelineLane::new(worker, &slice, blank, slots);
@@ -126,7 +151,8 @@ impl WorkerLink {
             message: vec![0; MAX_MESSAGE_BYTES],
             outbox: VecDeque::new(),
             residency: Residency::new(sleep, now),
-            pauses: PauseMember::join(pauses, model, word, pieces),
+            pauses: PauseMember::join(pauses, model.name, model.pause_word, pieces),
+            sm_time: SmTimeMember::join(sm_time, model.sm_time),
         };
         (link, lane)
     }
@@ -172,9 +198,14 @@ impl WorkerLink {
         true
     }
 
-    /// Updates the GPU's occupancy according to whether the worker executes a batch of `lane`.
+    /// Updates the GPU's occupancy and its SM time according to the batch of `lane` that the worker
+    /// executes.
     pub(crate) fn update_occupancy(&mut self, lane: &PipelineLane, now: Timestamp) {
-        let since = lane.in_flight().next().and_then(|front| front.executing_since);
+        let front = lane.in_flight().next();
+        let since = front.and_then(|front| front.executing_since);
+        let batch = |front: &InFlightBatch| BatchSms { groups: front.groups, share: self.location.sms };
+        let executing = front.filter(|front| front.executing_since.is_some()).map(batch);
+        self.sm_time.set_executing(executing, now);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
         }

@@ -8,6 +8,7 @@ mod pauses;
 mod quarantine;
 mod reader;
 mod shapes;
+mod sm_time;
 mod socket;
 
 pub use hangs::StalledBatch;
@@ -16,6 +17,8 @@ pub use link::LaneWorker;
 pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pauses::{GpuPauses, ModelPair, PauseTotal};
 pub use reader::LaneReader;
+pub(crate) use sm_time::ModelSmTime;
+pub use sm_time::{GpuSmTime, SmUse};
 pub use socket::BatchSocket;
 
 pub(crate) use link::{PipelineBatch, PipelineLane, PipelineScheduler, WorkerLink};

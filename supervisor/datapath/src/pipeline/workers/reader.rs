@@ -13,7 +13,7 @@ use shadowslice_shared::units::Timestamp;
 
 use super::BatchSocket;
 use super::lane_events::LaneEvent;
-use super::link::{LaneWorker, WorkerLink};
+use super::link::{LaneWorker, LinkModel, WorkerLink};
 use crate::pipeline::Pipeline;
 use crate::pipeline::figures::{BatchTimes, RequestTimes};
 use crate::pipeline::requests::{
@@ -45,8 +45,12 @@ impl LaneReader {
     ) -> Self {
         let worker = lane_worker.worker;
         let (profile, now) = (pipeline.profile.as_ref(), pipeline.now());
-        let paused = (Arc::clone(&pipeline.name), Arc::clone(slab.pause_word()));
-        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), paused, now);
+        let model = LinkModel {
+            name: Arc::clone(&pipeline.name),
+            sm_time: Arc::clone(&pipeline.sm_time),
+            pause_word: Arc::clone(slab.pause_word()),
+        };
+        let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), model, now);
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);

@@ -1,0 +1,232 @@
+//! The SM time that the batches of each model use on a GPU, and the energy in proportion. A batch has the
+//! SMs that [`divide`] gives it. Warm-ups do not count, and a batch that pauses counts as executing.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shadowslice_policy::sm_time::{BatchSms, divide};
+use shadowslice_shared::units::{Sms, Timestamp};
+
+/// The use of one GPU since the supervisor started.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct SmUse {
+    /// The SM time in SM·s.
+    pub sm_seconds: f64,
+    /// The energy in J, or `None` if the GPU's energy is unknown.
+    pub energy_j: Option<f64>,
+}
+
+/// The use of a GPU by one model.
+#[derive(Debug, Default)]
+pub(crate) struct ModelSmTime(Mutex<ModelUse>);
+
+#[derive(Debug, Default)]
+struct ModelUse {
+    total: SmUse,
+    /// The SM time since the last reading of the GPU's energy, in SM·s.
+    since_reading: f64,
+    /// True if the model is in the list of those with SM time since the last reading.
+    is_listed: bool,
+}
+
+impl ModelSmTime {
+    pub(crate) fn total(&self) -> SmUse {
+        self.0.lock().total
+    }
+
+    fn add(&self, sm_seconds: f64) {
+        let mut used = self.0.lock();
+        used.total.sm_seconds += sm_seconds;
+        used.since_reading += sm_seconds;
+    }
+
+    /// Returns true if the model was not in the list of those with SM time since the last reading.
+    fn list(&self) -> bool {
+        !std::mem::replace(&mut self.0.lock().is_listed, true)
+    }
+
+    /// Adds the energy of the SM time since the last reading, at `joules` for each SM·s.
+    fn charge(&self, joules: f64) {
+        let mut used = self.0.lock();
+        let charged = std::mem::take(&mut used.since_reading) * joules;
+        used.total.energy_j = Some(used.total.energy_j.unwrap_or_default() + charged);
+        used.is_listed = false;
+    }
+}
+
+/// The SM time of one GPU.
+#[derive(Debug)]
+pub struct GpuSmTime {
+    /// The number of SMs of each group, or of the GPU if it does not divide.
+    sizes: Vec<Sms>,
+    state: Mutex<SmTimeState>,
+}
+
+#[derive(Debug, Default)]
+struct SmTimeState {
+    executing: Vec<ExecutingWorker>,
+    /// The time up to which the SM time is counted.
+    at: Timestamp,
+    /// The models with SM time since the last reading of the GPU's energy.
+    uncharged: Vec<Arc<ModelSmTime>>,
+    reading: Option<EnergyReading>,
+    joined: u64,
+}
+
+#[derive(Debug)]
+struct ExecutingWorker {
+    id: u64,
+    batch: BatchSms,
+    /// The number of SMs that the batch has.
+    sms: f64,
+    model: Arc<ModelSmTime>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct EnergyReading {
+    /// The energy since the driver was loaded, in mJ.
+    energy_mj: u64,
+    at: Timestamp,
+}
+
+impl GpuSmTime {
+    /// Creates the SM time of an idle GPU.
+    pub fn new(sizes: Vec<Sms>) -> Arc<Self> {
+        Arc::new(Self { sizes, state: Mutex::default() })
+    }
+
+    /// Divides the energy since the last reading among the models, in proportion to their SM time. The
+    /// part of idle SMs belongs to no model.
+    pub fn charge(&self, energy_mj: u64, now: Timestamp) {
+        let mut state = self.state.lock();
+        state.advance(now);
+        let reading = EnergyReading { energy_mj, at: state.at };
+        let Some(last) = state.reading.replace(reading) else { return };
+        let sms: u32 = self.sizes.iter().map(|size| size.0).sum();
+        let capacity = f64::from(sms) * reading.at.since(last.at).as_secs_f64();
+        // Two readings at the same time divide nothing. The driver's counter restarts when it is loaded again.
+        let used = energy_mj.saturating_sub(last.energy_mj) as f64 / 1e3;
+        if capacity <= 0.0 {
+            state.reading = Some(last);
+            return;
+        }
+        for model in std::mem::take(&mut state.uncharged) {
+            model.charge(used / capacity);
+        }
+        state.list_executing();
+    }
+}
+
+impl SmTimeState {
+    fn advance(&mut self, now: Timestamp) {
+        let passed = now.since(self.at).as_secs_f64();
+        for worker in &self.executing {
+            worker.model.add(worker.sms * passed);
+        }
+        self.at = self.at.max(now);
+    }
+
+    fn list_executing(&mut self) {
+        let new = self.executing.iter().map(|worker| &worker.model).filter(|model| model.list());
+        self.uncharged.extend(new.cloned());
+    }
+
+    fn divide(&mut self, sizes: &[Sms]) {
+        let batches: Vec<BatchSms> = self.executing.iter().map(|worker| worker.batch).collect();
+        for (worker, sms) in self.executing.iter_mut().zip(divide(sizes, &batches)) {
+            worker.sms = sms;
+        }
+        self.list_executing();
+    }
+}
+
+/// A worker whose batches use SM time.
+#[derive(Debug)]
+pub(crate) struct SmTimeMember {
+    gpu: Arc<GpuSmTime>,
+    id: u64,
+    model: Arc<ModelSmTime>,
+    executing: Option<BatchSms>,
+}
+
+impl SmTimeMember {
+    pub(crate) fn join(gpu: Arc<GpuSmTime>, model: Arc<ModelSmTime>) -> Self {
+        let mut state = gpu.state.lock();
+        state.joined += 1;
+        let id = state.joined;
+        drop(state);
+        Self { gpu, id, model, executing: None }
+    }
+
+    /// Records the SMs of the batch that the worker executes now, or `None` if it executes none.
+    pub(crate) fn set_executing(&mut self, batch: Option<BatchSms>, now: Timestamp) {
+        if self.executing == batch {
+            return;
+        }
+        self.executing = batch;
+        let mut state = self.gpu.state.lock();
+        state.advance(now);
+        state.executing.retain(|worker| worker.id != self.id);
+        let model = Arc::clone(&self.model);
+        state.executing.extend(batch.map(|batch| ExecutingWorker { id: self.id, batch, sms: 0.0, model }));
+        state.divide(&self.gpu.sizes);
+    }
+}
+
+impl Drop for SmTimeMember {
+    fn drop(&mut self) {
+        let mut state = self.gpu.state.lock();
+        state.executing.retain(|worker| worker.id != self.id);
+        state.divide(&self.gpu.sizes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shadowslice_shared::groups::Groups;
+
+    use super::*;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_secs(seconds))
+    }
+
+    const WHOLE: Option<BatchSms> = Some(BatchSms { groups: Groups::WHOLE, share: Sms(100) });
+
+    #[test]
+    fn models_divide_the_sm_time_and_the_energy_and_idle_time_belongs_to_nobody() {
+        let gpu = GpuSmTime::new(vec![Sms(100)]);
+        let models: [Arc<ModelSmTime>; 2] = Default::default();
+        let mut workers = models.clone().map(|model| SmTimeMember::join(Arc::clone(&gpu), model));
+        gpu.charge(5_000_000, at(0));
+        workers[0].set_executing(WHOLE, at(0));
+        workers[1].set_executing(WHOLE, at(10));
+        workers[0].set_executing(None, at(20));
+        workers[1].set_executing(None, at(30));
+        // The GPU uses 400 J in 40 s. It is idle for 10 s.
+        gpu.charge(5_400_000, at(40));
+        let expected = SmUse { sm_seconds: 1_500.0, energy_j: Some(150.0) };
+        assert_eq!(models.each_ref().map(|model| model.total()), [expected; 2]);
+        gpu.charge(5_400_000, at(40));
+        gpu.charge(100, at(50));
+        assert_eq!(models[0].total(), expected, "the driver was loaded again");
+    }
+
+    #[test]
+    fn a_worker_that_dies_uses_nothing_more() {
+        let gpu = GpuSmTime::new(vec![Sms(100)]);
+        let models: [Arc<ModelSmTime>; 2] = Default::default();
+        let mut workers = models.clone().map(|model| SmTimeMember::join(Arc::clone(&gpu), model));
+        workers.iter_mut().for_each(|worker| worker.set_executing(WHOLE, at(0)));
+        let [dies, mut survives] = workers;
+        survives.set_executing(None, at(10));
+        survives.set_executing(WHOLE, at(10));
+        drop(dies);
+        survives.set_executing(None, at(20));
+        let used = models.map(|model| model.total());
+        assert_eq!(used, [500.0, 1_500.0].map(|sm_seconds| SmUse { sm_seconds, energy_j: None }));
+    }
+}
