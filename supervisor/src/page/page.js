@@ -164,6 +164,7 @@ function drawTable(models, shown) {
       part === undefined ? "-" : `${Math.floor(part * 1000) / 10}%`,
       model.queue ?? 0,
       model.refusals ? short(model.refusals) : "-",
+      `${Math.floor((model.hour_percent ?? 0) * 10) / 10}%`,
     ];
     row.append(...cells.map((text) => element("td", text)));
     row.children[9].classList.toggle("missed", hasMissed(model, part));

@@ -9,6 +9,7 @@ mod parts;
 mod sample;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -30,6 +31,7 @@ use sample::HistorySample;
 pub use sample::ModelSample;
 use shadowslice_control::controller::ReportedState;
 use shadowslice_datapath::pipeline::RecentLatencies;
+use usage::HourlyUsage;
 
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -139,7 +141,8 @@ impl History {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
         let (mut before, mut refusing) = (Snapshot::now(&context), RefusalTracker::default());
-        let mut begins = Some(HistoryEvent::begin());
+        let (mut begins, mut usage) = (Some(HistoryEvent::begin()), HourlyUsage::default());
+        usage.record(before.at, &before.status);
         loop {
             ticks.tick().await;
             let now = Snapshot::now(&context);
@@ -150,6 +153,8 @@ impl History {
             }
             let mut sample = HistorySample::between(&before, &now, SystemTime::now(), &mut refusing);
             sample.marks.splice(..0, begins.take());
+            sample.set_usage(&usage, &now.status);
+            usage.record(now.at, &now.status);
             self.push(&sample);
             before = now;
         }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
-use crate::status::{GpuStatus, ModelStatus, sleep_note};
+use super::usage::HourlyUsage;
+use crate::status::{GpuStatus, HostStatus, ModelStatus, sleep_note};
 use shadowslice_control::controller::Mechanism;
 use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
@@ -87,6 +88,9 @@ pub struct ModelSample {
     pub(crate) rate: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     pub(crate) refusals: f64,
+    /// The percentage of the GPU's SM time that the model used in the last hour.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub(crate) hour_percent: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
 }
@@ -121,6 +125,15 @@ impl HistorySample {
             gpus: status.gpus.iter().map(GpuSample::of).collect(),
             models: models.collect(),
             marks: events::between(&before.status, status, &now.plan, refusing),
+        }
+    }
+}
+
+impl HistorySample {
+    /// Sets the use of the GPU in the last hour. The models have the order of `status`.
+    pub(super) fn set_usage(&mut self, usage: &HourlyUsage, status: &HostStatus) {
+        for (sample, model) in self.models.iter_mut().zip(&status.models) {
+            sample.hour_percent = round(usage.percent(model, status));
         }
     }
 }
@@ -207,6 +220,7 @@ impl ModelSample {
             queue: model.queue,
             rate: model.rates.map_or(0.0, |rates| round(rates.requests)),
             refusals: model.rates.map_or(0.0, |rates| round(rates.refused)),
+            hour_percent: 0.0,
             why: model.why.clone().or(overload).or_else(|| sleep_note(model).filter(|_| model.sleeps())),
         }
     }

@@ -13,7 +13,7 @@ pub(super) fn table(models: &[TopModel], width: usize) -> Vec<String> {
     aligned(&COLUMNS, models, width, LongCell::Cut)
 }
 
-const COLUMNS: [TableColumn<TopModel>; 18] = [
+const COLUMNS: [TableColumn<TopModel>; 19] = [
     left(0, "MODEL", |model| model.status.name.clone()),
     left(0, "M", |model| model.key.to_string()),
     left(1, "STATE", |model| state(&model.status)),
@@ -30,6 +30,7 @@ const COLUMNS: [TableColumn<TopModel>; 18] = [
     right(9, "FAIL/S", |model| sampled(model, |sample| Some(figures::rate(sample.failed)))),
     right(10, "SLO MS", |model| figures::ms(model.status.slo.latency_ms)),
     left(11, "LAST CHANGE", last_change),
+    right(14, "GPU/H", used),
     right(12, "DONE", |model| figures::count(model.status.requests.succeeded)),
     right(13, "DEATHS", |model| figures::count(model.status.worker_deaths)),
 ];
@@ -40,6 +41,12 @@ fn by(model: &TopModel) -> String {
         Mechanism::InProcess => "inside".to_owned(),
         other => other.to_string(),
     }
+}
+
+/// Returns the part of the GPU's SM time that the model used in the last hour.
+fn used(model: &TopModel) -> String {
+    let sample = model.sample.as_ref();
+    sample.map_or_else(|| "...".to_owned(), |sample| figures::percent(sample.hour_percent / 100.0))
 }
 
 fn requests(model: &TopModel) -> String {
