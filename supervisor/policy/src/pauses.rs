@@ -38,9 +38,8 @@ pub struct PauseTerms {
 }
 
 impl PauseTerms {
-    /// Returns true if batches of this model pause for batches of `urgent`. Such a batch must also be urgent,
-    /// and the batches that pause must have the time.
-    pub fn yield_to(&self, urgent: &Self) -> bool {
+    /// Returns true if batches of this model may pause for batches of a model with the terms `urgent`.
+    pub fn allow_pause_for(&self, urgent: &Self) -> bool {
         self.can_be_paused
             && match self.priority.cmp(&urgent.priority) {
                 Ordering::Less => false,
@@ -144,7 +143,9 @@ impl Member {
 
     /// Returns whether this worker's batch should wait for the batch `urgent` of another worker.
     fn yields_to(&self, urgent: &RunningBatch, terms: PauseTerms, now: Timestamp) -> bool {
-        let Some(own) = self.running.as_ref().filter(|_| self.terms.yield_to(&terms)) else { return false };
+        let Some(own) = self.running.as_ref().filter(|_| self.terms.allow_pause_for(&terms)) else {
+            return false;
+        };
         let meets = own.groups.common(urgent.groups) != Groups::NONE;
         let would_be_late = own.free_at.max(now) + urgent.time > urgent.deadline;
         let is_short = urgent.time <= MAX_BATCH_PAUSE;

@@ -309,7 +309,7 @@ fn others_pause_for(urgent: usize, specs: &[ModelSpec], input: &PolicyInput) -> 
         can_be_paused: input.models[model].can_pause,
     };
     let mut others = on_gpu(specs[urgent].gpu, specs).filter(|&model| model != urgent);
-    others.any(|model| terms(model).yield_to(&terms(urgent)))
+    others.any(|model| terms(model).allow_pause_for(&terms(urgent)))
 }
 
 /// Returns the models of a GPU whose shares are not held.

@@ -23,6 +23,8 @@ struct World {
     changes: Vec<(usize, Sms)>,
     held: bool,
     execution: Option<Execution>,
+    /// The models whose batches can pause.
+    can_pause: Vec<usize>,
     /// True if decided changes never take effect.
     stuck: bool,
     report: Vec<Verdict>,
@@ -47,6 +49,7 @@ impl World {
             changes: Vec::new(),
             held: false,
             execution: None,
+            can_pause: Vec::new(),
             stuck: false,
             report: Vec::new(),
         }
@@ -72,6 +75,7 @@ impl World {
                 observation(&self.shares).into_iter().enumerate().map(|(model, observation)| ModelSnapshot {
                     observation,
                     held: self.held,
+                    can_pause: self.can_pause.contains(&model),
                     execution: self.execution.clone(),
                     groups: self.groups[model],
                     ..snapshot(self.shares[model])
@@ -431,4 +435,33 @@ fn by_shadows_nothing_is_tried_for_a_few_misses() {
     };
     assert_eq!(changes(4), 0);
     assert!(changes(20) > 0);
+}
+
+#[test]
+fn pauses_are_tried_first_if_others_can_pause_for_the_violating_model_and_stay_if_they_help() {
+    for (priorities, can_pause, tries) in [
+        ([1, 2], vec![1], true),
+        ([1, 2], vec![0], false),
+        ([1, 1], vec![1], false),
+        ([2, 1], vec![1], false),
+    ] {
+        let mut world = World::new(&priorities);
+        world.can_pause = can_pause;
+        let mut admissions = Vec::new();
+        for _ in 0..30 {
+            admissions = world.pass(1, |_| vec![observation(20), observation(0)]);
+            if world.stage(0).is_some() {
+                break;
+            }
+        }
+        let is_tried = world.stage(0) == Some((LayoutStage::Trying, Pattern::Pauses));
+        assert_eq!(is_tried, tries, "{priorities:?}: {:?}", world.stage(0));
+        assert_eq!(admissions.iter().all(|admission| admission.pause), tries);
+        assert!(!tries || world.changes.is_empty(), "all models keep the whole GPU");
+        if tries {
+            let admissions = world.pass(20, |_| vec![observation(0), observation(0)]);
+            assert_eq!(world.stage(0), Some((LayoutStage::Chosen, Pattern::Pauses)));
+            assert!(admissions.iter().all(|admission| admission.pause));
+        }
+    }
 }
