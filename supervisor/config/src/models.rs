@@ -76,6 +76,7 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         slo,
         batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
+        cache: fields.section("cache").optional("size", |value| value.size()),
         priority: priority(fields, gpu, controller, context),
         handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
         shared_worker: isolation::shared_worker(fields),

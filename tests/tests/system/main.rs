@@ -7,6 +7,7 @@ mod attack;
 mod batching;
 mod blocked;
 mod broken;
+mod cache;
 mod check;
 mod collector;
 mod crash;

@@ -34,6 +34,8 @@ pub struct ModelConfig {
     pub batch: BatchConfig,
     /// The settings of the request queue.
     pub queue: QueueConfig,
+    /// The maximum size of the cache of answers in bytes, or `None` for no cache.
+    pub cache: Option<u64>,
     /// The priority. 1 is the highest priority.
     pub priority: u32,
     /// The mechanism that changes the model's share.

@@ -110,6 +110,7 @@ fn each_key_changes_in_place_or_takes_new_workers() {
         ("batch: {max: 4}", "batch.max"),
         ("queue: {max_requests: 7}", "queue.max_requests"),
         ("queue: {memory: 128Mi}", "queue.memory"),
+        ("cache: {size: 1Mi}", "cache"),
         ("cpus: [0]", "cpus"),
         ("tensors: [{input: x, output: y, datatype: FP32, shape: [8]}]", "tensors"),
     ];

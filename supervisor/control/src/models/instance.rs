@@ -95,6 +95,7 @@ impl ModelFactory {
             live: live(&model),
             max_requests: model.queue.max_requests,
             memory: model.queue.memory,
+            cache: model.cache,
             profile: model.profile.clone(),
             content: Arc::clone(&files.content),
             residency: Arc::clone(&self.context.residency.signal),

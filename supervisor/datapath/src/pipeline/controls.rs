@@ -11,6 +11,7 @@ use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
+use super::cache::ResponseCache;
 use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
 use super::requests::Metadata;
@@ -279,6 +280,7 @@ impl Pipeline {
     }
 
     pub fn totals(&self) -> Totals {
-        self.counted_state().stats.totals.clone()
+        let cache = self.cache.as_ref().map(ResponseCache::counts);
+        Totals { cache, ..self.counted_state().stats.totals.clone() }
     }
 }

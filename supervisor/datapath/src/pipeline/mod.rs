@@ -13,6 +13,7 @@
 //! controller.
 
 mod alarm;
+mod cache;
 mod controls;
 mod figures;
 mod gate;
@@ -55,6 +56,8 @@ pub use workers::{
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
+pub use cache::CacheCounts;
+use cache::ResponseCache;
 use figures::{StallMeter, Stats};
 use gate::Gate;
 use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
@@ -72,6 +75,8 @@ pub struct PipelineSettings {
     /// The size of the request slab, in bytes.
     pub memory: u64,
     pub profile: Option<Profile>,
+    /// The maximum size of the cache of answers in bytes, or `None` for no cache.
+    pub cache: Option<u64>,
     /// The identity of the model's files: their digest, and the time when they were loaded.
     pub content: Arc<ModelContent>,
     /// The signals to the task that decides which models sleep.
@@ -106,6 +111,7 @@ pub struct Pipeline {
     clock: Clock,
     memory: Arc<RequestMemory>,
     sm_time: Arc<ModelSmTime>,
+    cache: Option<ResponseCache>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
@@ -153,6 +159,7 @@ impl Pipeline {
             clock,
             memory,
             sm_time: Arc::default(),
+            cache: settings.cache.map(ResponseCache::new),
             metadata: OnceLock::new(),
             content: settings.content,
             state: Mutex::new(state),

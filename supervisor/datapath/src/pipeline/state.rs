@@ -138,7 +138,7 @@ impl PipelineState {
     pub(crate) fn count_refusal(&mut self, why: CountedRefusal, rows: u32, now: Timestamp) {
         // The scheduler only needs arrivals that were refused because of the model's load.
         if why == CountedRefusal::MemoryFull {
-            self.scheduler.record_refused_arrival(rows);
+            self.scheduler.record_arrival(rows);
         }
         self.record_refusal(why, Duration::ZERO, now);
     }

@@ -3,6 +3,7 @@
 mod admission;
 mod blocked;
 mod bounds;
+mod cache;
 mod delivery;
 mod ended;
 mod hangs;
@@ -102,6 +103,7 @@ fn settings() -> PipelineSettings {
         },
         max_requests: 4,
         memory: MEMORY_BYTES as u64,
+        cache: None,
         profile: None,
         content: Arc::default(),
         residency: Arc::default(),

@@ -150,6 +150,7 @@ mod tests {
             },
             max_requests: 1,
             memory: 4096,
+            cache: None,
             profile: None,
             content: Arc::default(),
             residency: Arc::default(),

@@ -24,6 +24,7 @@ pub(super) fn of(
 }
 
 fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
+    let cache = totals.cache.unwrap_or_default();
     let sums = &totals.durations;
     let part = |time| duration(Total { count: sums.count, time });
     let batch_stats = totals.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
@@ -45,8 +46,8 @@ fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
             compute_input: part(sums.compute_input),
             compute_infer: part(sums.compute_infer),
             compute_output: part(sums.compute_output),
-            cache_hit: duration(Total::default()),
-            cache_miss: duration(Total::default()),
+            cache_hit: duration(cache.hits),
+            cache_miss: duration(cache.misses),
         }),
         batch_stats: batch_stats.collect(),
         ..Default::default()

@@ -8,7 +8,7 @@ use super::table::{batch_rows, by, one};
 use super::text::{Metric, MetricSample, counter, escaped, gauge, write_all};
 use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
-use shadowslice_datapath::pipeline::Durations;
+use shadowslice_datapath::pipeline::{CacheCounts, Durations};
 
 /// The value of the label for the model version. It is the same for every model.
 const VERSION: &str = "1";
@@ -49,10 +49,29 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "Time to copy the outputs of the batches of answered requests, in us.",
         |model| us(model, |durations| durations.compute_output),
     ),
+    counter("nv_cache_num_hits_per_model", "Requests that the cache of answers answered.", |model| {
+        cached(model, |cache| cache.hits.count as f64)
+    }),
+    counter("nv_cache_num_misses_per_model", "Requests that the cache of answers did not answer.", |model| {
+        cached(model, |cache| cache.misses.count as f64)
+    }),
+    counter("nv_cache_hit_duration_per_model", "Time to find answers in the cache, in us.", |model| {
+        cached(model, |cache| cache.hits.time.as_micros() as f64)
+    }),
+    counter(
+        "nv_cache_miss_duration_per_model",
+        "Time of the search for answers that are not in the cache, and to store them, in us.",
+        |model| cached(model, |cache| cache.misses.time.as_micros() as f64),
+    ),
     gauge("nv_inference_pending_request_count", "Requests in the queue.", |model| {
         one(model.status.queue as f64)
     }),
 ];
+
+/// Returns a count of the cache. A model without a cache has none.
+fn cached(model: &ModelMetrics, count: impl Fn(&CacheCounts) -> f64) -> Vec<MetricSample> {
+    one(model.totals.cache.as_ref().map(count))
+}
 
 pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     gauge(

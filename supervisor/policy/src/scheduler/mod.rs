@@ -155,8 +155,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Err(refused)
     }
 
-    /// Records a request of `rows` rows that the driver refused before it reached the scheduler.
-    pub fn record_refused_arrival(&mut self, rows: u32) {
+    /// Records a request of `rows` rows that the driver refused or answered before it reached the scheduler.
+    pub fn record_arrival(&mut self, rows: u32) {
         self.traffic.record_arrival(rows);
     }
 

@@ -86,6 +86,7 @@ impl Rig {
                 },
                 max_requests: 1,
                 memory: 4096,
+                cache: None,
                 profile: None,
                 content: Arc::default(),
                 residency: Arc::default(),

@@ -25,7 +25,7 @@ pub struct Durations {
 }
 
 /// The times that a single request spent in each stage.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RequestTimes {
     /// The time from the request's first byte to the answer's last byte. Before the answer is
     /// written, this is the time up to the worker's answer.

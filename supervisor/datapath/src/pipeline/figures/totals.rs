@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::durations::{Durations, RequestTimes};
 use super::histogram::LatencyHistogram;
+use crate::pipeline::cache::CacheCounts;
 
 /// The number of events and their total time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,6 +60,8 @@ pub struct Totals {
     pub stream_steps: Total,
     /// The number of streams that failed after their first answer.
     pub streams_failed: u64,
+    /// The counts of the cache of answers, or `None` if the model has no cache.
+    pub cache: Option<CacheCounts>,
     /// The totals of batches for each number of rows. There are at most `batch.max` different
     /// numbers of rows.
     pub by_rows: BTreeMap<u32, BatchStageTotals>,

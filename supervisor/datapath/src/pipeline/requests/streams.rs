@@ -104,6 +104,11 @@ impl Answers {
         Self { first, delivery: Delivery::default(), rest, route_hold: None }
     }
 
+    /// Creates the only answer to a request.
+    pub(crate) fn single(outputs: Vec<RequestOutput>, delivery: Delivery) -> Self {
+        Self { first: Some(outputs), delivery, rest: FurtherAnswers::None, route_hold: None }
+    }
+
     pub(crate) fn with_hold(self, route_hold: RouteHold) -> Self {
         Self { route_hold: Some(route_hold), ..self }
     }
@@ -214,17 +219,25 @@ impl Pipeline {
     /// required inputs. [`RequestInput::left_out`] stands for each optional input that the request
     /// omits.
     ///
-    /// Dropping the future cancels the request, so that a waiting request does not run. The
+    /// If the model has a cache, a request with known inputs gets its answer from there. Dropping the
+    /// future cancels the request, so that a waiting request does not run. The
     /// pipeline also cancels a request when the request's timeout expires. The deadline is the SLO
     /// or the timeout, whichever is shorter. The request is counted when the delivery of its first
     /// answer ends.
     pub async fn infer(
-        &self,
+        self: &Arc<Self>,
         inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
+        let miss = match self.cached_answer(&inputs, &arrival) {
+            Ok(answered) => return answered,
+            Err(miss) => miss,
+        };
         let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
+        if let Some(miss) = miss {
+            self.store_answer(miss, &outputs);
+        }
         let (first, rest) = match then {
             Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),
             // The end of a stream has no answer, so there is nothing to write.
