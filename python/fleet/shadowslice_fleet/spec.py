@@ -38,6 +38,7 @@ SUPERVISOR_KEYS = {
     "slo",
     "batch",
     "queue",
+    "cache",
     "priority",
     "handover",
     "isolation",
