@@ -38,7 +38,7 @@ struct CacheState {
     counts: CacheCounts,
 }
 
-/// The requests that the cache answered, and those that it did not, with the time that the cache took.
+/// The requests that the cache answered, and those that it did not, with the time of the searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheCounts {
     pub hits: Total,
@@ -59,12 +59,10 @@ impl ResponseCache {
         self.state.lock().answers.get(inputs).cloned()
     }
 
-    fn count_hit(&self, took: Duration) {
-        self.state.lock().counts.hits.add(took);
-    }
-
-    fn count_miss(&self, took: Duration) {
-        self.state.lock().counts.misses.add(took);
+    /// Counts a search that took this long.
+    fn count(&self, is_hit: bool, took: Duration) {
+        let CacheCounts { hits, misses } = &mut self.state.lock().counts;
+        if is_hit { hits.add(took) } else { misses.add(took) }
     }
 
     /// Stores an answer, and removes the answers that were used least recently.
@@ -99,37 +97,40 @@ fn hash(inputs: &[RequestInput]) -> InputHash {
     InputHash(hasher.finalize().into())
 }
 
-/// A request that the cache did not answer. Its answer is stored.
+/// The result of a search in a model's cache.
 #[derive(Debug)]
-pub(crate) struct CacheMiss {
-    inputs: InputHash,
-    /// The time of the hash and the search.
-    took: Duration,
+pub(crate) enum CacheLookup {
+    /// The model has no cache.
+    Off,
+    /// The cache has no answer to these inputs. The worker's answer must be
+    /// [stored](Pipeline::store_answer).
+    Missed(InputHash),
+    /// The cache has the answer. It is refused if the model is not ready.
+    Found(Result<Answers, RequestFailure>),
 }
 
 impl Pipeline {
-    /// Looks for the answer to a request. Returns `Ok` with the answer, or an error with the miss to
-    /// [store](Self::store_answer) later. The error is `None` if the model has no cache.
-    pub(crate) fn cached_answer(
+    /// Looks for the answer to a request in the model's cache.
+    pub(crate) fn look_up(
         self: &Arc<Self>,
         inputs: &[RequestInput],
         arrival: &RequestArrival,
-    ) -> Result<Result<Answers, RequestFailure>, Option<CacheMiss>> {
-        let Some(cache) = self.cache.as_ref().filter(|_| !self.streams()) else { return Err(None) };
+    ) -> CacheLookup {
+        let Some(cache) = self.cache.as_ref().filter(|_| !self.streams()) else { return CacheLookup::Off };
         let began = self.clock.now();
         let inputs_hash = hash(inputs);
         let found = cache.find(&inputs_hash);
-        let took = self.clock.now().since(began);
-        let Some(outputs) = found else { return Err(Some(CacheMiss { inputs: inputs_hash, took })) };
-        cache.count_hit(took);
-        Ok(self.answer_without_worker(outputs, inputs, arrival, began))
+        cache.count(found.is_some(), self.clock.now().since(began));
+        match found {
+            Some(outputs) => CacheLookup::Found(self.answer_without_worker(outputs, inputs, arrival, began)),
+            None => CacheLookup::Missed(inputs_hash),
+        }
     }
 
-    pub(crate) fn store_answer(&self, miss: CacheMiss, outputs: &[RequestOutput]) {
-        let Some(cache) = &self.cache else { return };
-        let began = self.clock.now();
-        cache.store(miss.inputs, outputs.to_vec());
-        cache.count_miss(miss.took + self.clock.now().since(began));
+    pub(crate) fn store_answer(&self, inputs: InputHash, outputs: &[RequestOutput]) {
+        if let Some(cache) = &self.cache {
+            cache.store(inputs, outputs.to_vec());
+        }
     }
 
     fn answer_without_worker(

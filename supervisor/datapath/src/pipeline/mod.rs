@@ -61,6 +61,7 @@ use cache::ResponseCache;
 use figures::{StallMeter, Stats};
 use gate::Gate;
 use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
+pub use shadowslice_policy::sm_time::{BatchSms, divide};
 use state::PipelineState;
 use workers::ModelSmTime;
 use workers::Quarantine;

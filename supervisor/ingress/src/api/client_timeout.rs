@@ -8,13 +8,13 @@ use shadowslice_datapath::pipeline::RequestFailure;
 
 use crate::admission::{Clipped, invalid};
 
-/// The header by which clients set a timeout in milliseconds.
+/// The name of the header with a client's timeout, in milliseconds.
 const REQUEST_TIMEOUT: &str = "x-request-timeout-ms";
 
-/// The header by which Envoy passes on the rest of a request's timeout in milliseconds.
+/// The name of the header with the rest of a request's timeout, in milliseconds. Envoy sets it.
 const ENVOY_TIMEOUT: &str = "x-envoy-expected-rq-timeout-ms";
 
-/// The header by which gRPC clients set the deadline of a call.
+/// The name of the header with the timeout of a gRPC call.
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 
 /// The maximum number of digits of a timeout, as in gRPC. In milliseconds, this is more than a day.

@@ -1,30 +1,27 @@
 //! Divides a GPU's SMs among its models, for a chart whose parts add up to the whole GPU.
 
 use crate::status::{GpuStatus, ModelStatus};
+use shadowslice_datapath::pipeline::{BatchSms, divide};
 use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Sms;
 
-/// Returns the number of SMs that each model would get if all models were busy. SMs that several
-/// models can use are divided evenly. A share without groups is not bound to particular SMs, so the
-/// share counts as a fraction of every SM.
+/// Returns the number of SMs that each model would get if all models were busy, as for batches that execute
+/// at the same time ([`divide`]).
 pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     let whole = [gpu.sms];
-    let sizes = gpu.groups.as_deref().unwrap_or(&whole);
-    let mut parts = vec![0.0; models.len()];
-    for (group, &sms) in sizes.iter().enumerate() {
-        let uses: Vec<_> = models.iter().map(|model| use_of(model, group)).collect();
-        let crowd = uses.iter().sum::<f64>().max(1.0);
-        parts.iter_mut().zip(&uses).for_each(|(part, used)| *part += f64::from(sms) * used / crowd);
-    }
-    parts
+    let sizes: Vec<Sms> = gpu.groups.as_deref().unwrap_or(&whole).iter().copied().map(Sms).collect();
+    let batches: Vec<BatchSms> = models.iter().map(|model| batch(gpu, model)).collect();
+    divide(&sizes, &batches)
 }
 
-/// Returns the fraction of a group's SMs that the model can use.
-fn use_of(model: &ModelStatus, group: usize) -> f64 {
-    if model.workers.is_empty() {
-        return 0.0;
-    }
-    match model.groups.as_ref().and_then(|groups| groups.parse::<Groups>().ok()) {
-        Some(groups) => f64::from(groups.contains(group)),
-        None => f64::from(model.share_percent.min(100)) / 100.0,
-    }
+/// Returns the SMs that a batch of the model could use. A share without groups is not bound to particular
+/// SMs. A model without workers uses none.
+fn batch(gpu: &GpuStatus, model: &ModelStatus) -> BatchSms {
+    let groups = model.groups.as_ref().and_then(|groups| groups.parse::<Groups>().ok());
+    let share = match groups {
+        _ if model.workers.is_empty() => 0.0,
+        Some(_) => f64::from(gpu.sms),
+        None => f64::from(gpu.sms) * f64::from(model.share_percent.min(100)) / 100.0,
+    };
+    BatchSms { groups: groups.unwrap_or(Groups::WHOLE), share }
 }

@@ -60,7 +60,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     }),
     counter(
         "nv_cache_miss_duration_per_model",
-        "Time of the search for answers that are not in the cache, and to store them, in us.",
+        "Time of searches for answers that are not in the cache, in us.",
         |model| cached(model, |cache| cache.misses.time.as_micros() as f64),
     ),
     gauge("nv_inference_pending_request_count", "Requests in the queue.", |model| {

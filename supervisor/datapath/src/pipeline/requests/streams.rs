@@ -20,6 +20,7 @@ use super::memory::Reservation;
 use super::pending::PendingRequest;
 use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
 use crate::pipeline::Pipeline;
+use crate::pipeline::cache::CacheLookup;
 use crate::pipeline::workers::LaneEvent;
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
@@ -230,13 +231,14 @@ impl Pipeline {
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
-        let miss = match self.cached_answer(&inputs, &arrival) {
-            Ok(answered) => return answered,
-            Err(miss) => miss,
+        let missed = match self.look_up(&inputs, &arrival) {
+            CacheLookup::Found(answered) => return answered,
+            CacheLookup::Missed(inputs) => Some(inputs),
+            CacheLookup::Off => None,
         };
         let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
-        if let Some(miss) = miss {
-            self.store_answer(miss, &outputs);
+        if let Some(inputs) = missed {
+            self.store_answer(inputs, &outputs);
         }
         let (first, rest) = match then {
             Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),

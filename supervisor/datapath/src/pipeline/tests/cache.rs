@@ -26,8 +26,19 @@ async fn a_repeated_request_gets_the_same_answer_without_a_worker() {
     let (counts, totals) = (stage.pipeline.report().counts, stage.pipeline.totals());
     assert_eq!((counts.accepted, counts.succeeded, counts.failed), (4, 3, 1));
     let cache = totals.cache.unwrap();
-    assert_eq!((cache.hits.count, cache.misses.count, totals.batch_execution.count), (1, 2, 2));
+    assert_eq!((cache.hits.count, cache.misses.count, totals.batch_execution.count), (1, 3, 2));
     assert_eq!(totals.latency.count(), 3);
+}
+
+#[tokio::test]
+async fn the_cache_answers_while_no_worker_runs() {
+    let stage = cached();
+    let worker = stage.enter(1);
+    let first = stage.request();
+    worker.answer_well(&worker.batch().await);
+    first.await.unwrap().unwrap();
+    drop(worker);
+    assert_eq!(stage.request().await.unwrap(), Ok(good()));
 }
 
 #[tokio::test]

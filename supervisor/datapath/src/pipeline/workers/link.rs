@@ -203,7 +203,8 @@ impl WorkerLink {
     pub(crate) fn update_occupancy(&mut self, lane: &PipelineLane, now: Timestamp) {
         let front = lane.in_flight().next();
         let since = front.and_then(|front| front.executing_since);
-        let batch = |front: &InFlightBatch| BatchSms { groups: front.groups, share: self.location.sms };
+        let share = f64::from(self.location.sms.0);
+        let batch = |front: &InFlightBatch| BatchSms { groups: front.groups, share };
         let executing = front.filter(|front| front.executing_since.is_some()).map(batch);
         self.sm_time.set_executing(executing, now);
         if self.running.as_ref().map(|running| running.since) == since {

@@ -102,15 +102,15 @@ impl GpuSmTime {
         let mut state = self.state.lock();
         state.advance(now);
         let reading = EnergyReading { energy_mj, at: state.at };
-        let Some(last) = state.reading.replace(reading) else { return };
-        let sms: u32 = self.sizes.iter().map(|size| size.0).sum();
-        let capacity = f64::from(sms) * reading.at.since(last.at).as_secs_f64();
-        // Two readings at the same time divide nothing. The driver's counter restarts when it is loaded again.
-        let used = energy_mj.saturating_sub(last.energy_mj) as f64 / 1e3;
-        if capacity <= 0.0 {
-            state.reading = Some(last);
+        let last = *state.reading.get_or_insert(reading);
+        if last.at == reading.at {
             return;
         }
+        state.reading = Some(reading);
+        let sms: u32 = self.sizes.iter().map(|size| size.0).sum();
+        let capacity = f64::from(sms) * reading.at.since(last.at).as_secs_f64();
+        // If the driver was loaded again, its counter started from zero.
+        let used = energy_mj.saturating_sub(last.energy_mj) as f64 / 1e3;
         for model in std::mem::take(&mut state.uncharged) {
             model.charge(used / capacity);
         }
@@ -194,7 +194,7 @@ mod tests {
         Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
-    const WHOLE: Option<BatchSms> = Some(BatchSms { groups: Groups::WHOLE, share: Sms(100) });
+    const WHOLE: Option<BatchSms> = Some(BatchSms { groups: Groups::WHOLE, share: 100.0 });
 
     #[test]
     fn models_divide_the_sm_time_and_the_energy_and_idle_time_belongs_to_nobody() {
