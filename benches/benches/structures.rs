@@ -12,6 +12,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_policy::scheduler::batcher::{self, BatchLimits, NextBatch};
 use shadowslice_policy::scheduler::queue::{QueuedRequest, RequestQueue};
+use shadowslice_policy::tenants::TenantId;
 use shadowslice_shared::batch::{
     Batch, BatchAnswer, BatchOutput, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, WorkerMessage, decode,
     encode,
@@ -38,6 +39,7 @@ fn request(number: u64) -> Request {
         deadline: arrived + SLO,
         expires: None,
         level: 1,
+        tenant: TenantId::DEFAULT,
         alone: false,
         item: [number; 8],
     }

@@ -19,4 +19,5 @@ pub mod restart;
 pub mod scheduler;
 pub mod sharing;
 pub mod sm_time;
+pub mod tenants;
 pub mod workers;

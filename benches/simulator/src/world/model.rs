@@ -8,6 +8,7 @@ use shadowslice_policy::scheduler::{
     SchedulingRules, Slice, Unanswered,
 };
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
+use shadowslice_policy::tenants::TenantId;
 use shadowslice_policy::workers::{LifecycleEvent, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
@@ -129,11 +130,12 @@ impl<'a> WorldModel<'a> {
             deadline,
             expires: None,
             level: 1,
+            tenant: TenantId::DEFAULT,
             alone: false,
             item: (),
         };
         match self.scheduler.accept(request, arrived) {
-            Ok(()) => {
+            Ok(_) => {
                 self.weights.record_accepted(now);
                 self.dispatch(now, shared);
             }

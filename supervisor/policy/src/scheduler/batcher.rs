@@ -89,7 +89,7 @@ pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
 
 /// Returns the time until which the batch that starts at `start` waits for further requests. Returns
 /// `None` if the batch is ready.
-fn waits_until<K: Ord + Clone, T>(
+pub(super) fn waits_until<K: Ord + Clone, T>(
     queue: &RequestQueue<K, T>,
     start: QueueKey,
     limits: &BatchLimits,

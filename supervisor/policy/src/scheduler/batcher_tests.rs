@@ -3,6 +3,7 @@ use proptest::test_runner::TestCaseError;
 use shadowslice_shared::units::Sms;
 
 use super::*;
+use crate::tenants::TenantId;
 
 type Request = QueuedRequest<u8, u32>;
 
@@ -22,6 +23,7 @@ fn request(item: u32, shape: u8, rows: u32) -> Request {
         deadline: ms(100),
         expires: None,
         level: 0,
+        tenant: TenantId::DEFAULT,
         alone: false,
         item,
     }
@@ -198,7 +200,7 @@ proptest! {
             match step {
                 Step::Arrive { shape, rows, patience, alone } => {
                     let deadline = now + Duration::from_millis(patience);
-                    let request = QueuedRequest { shape, rows, arrived: now, deadline, expires: None, level: 0, alone, item };
+                    let request = QueuedRequest { shape, rows, arrived: now, deadline, expires: None, level: 0, tenant: TenantId::DEFAULT, alone, item };
                     queue.push(request.clone());
                     model.add(true, request);
                 }

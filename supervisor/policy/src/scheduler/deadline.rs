@@ -185,6 +185,7 @@ mod tests {
     use shadowslice_shared::units::Sms;
 
     use super::*;
+    use crate::tenants::TenantId;
 
     const STARTS: Timestamp = ms(100);
     const LIMITS: BatchLimits = BatchLimits { max_rows: 4, max_requests: 9, max_delay: Duration::ZERO };
@@ -281,6 +282,7 @@ mod tests {
             deadline: ms(50),
             expires: None,
             level: 0,
+            tenant: TenantId::DEFAULT,
             alone: false,
             item: (),
         };
@@ -311,6 +313,7 @@ mod tests {
             deadline: ms(50),
             expires: None,
             level: 0,
+            tenant: TenantId::DEFAULT,
             alone: false,
             item: (),
         };

@@ -12,6 +12,7 @@ use super::messages::Ticket;
 use super::queue::{QueuedRequest, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use crate::pauses::RunningBatch;
+use crate::tenants::TenantTurns;
 use shadowslice_shared::ids::WorkerId;
 
 /// The multiple of a batch's predicted time after which the lane counts as stalled. A high load alone
@@ -20,6 +21,9 @@ const STALLED_FACTOR: u32 = 5;
 
 /// The minimum time after which a lane counts as stalled.
 const MIN_STALLED: Duration = Duration::from_millis(100);
+
+/// The assumed time of a batch without a prediction.
+const UNKNOWN_BATCH: Duration = Duration::from_millis(1);
 
 /// The role of a lane in the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,6 +225,29 @@ impl<K, T> Lane<K, T> {
         let slot = self.next_slot()?;
         self.streams.steps.retain(|step| !step.item.is_settled());
         Some((slot, self.streams.steps.pop_front()?))
+    }
+
+    /// Returns the predicted SM time of one row in a full batch of `max_rows` rows, in SM·s. Without a
+    /// prediction, the time of a batch is assumed to be [`UNKNOWN_BATCH`].
+    pub(super) fn row_cost(&self, max_rows: u32) -> f64 {
+        let rows = max_rows.max(1);
+        let batch = self.predictor.predict(rows).unwrap_or(UNKNOWN_BATCH);
+        batch.as_secs_f64() * f64::from(self.sms.0) / f64::from(rows)
+    }
+
+    /// Returns the turns of the tenants after all batches in flight, with their predicted SM time.
+    pub(super) fn turns_after(&self, turns: &TenantTurns) -> TenantTurns {
+        let mut turns = turns.clone();
+        if turns.weights.is_empty() {
+            return turns;
+        }
+        for batch in &self.in_flight {
+            let row_cost = self.row_cost(batch.rows);
+            for request in &batch.requests {
+                turns.add(request.tenant, f64::from(request.rows) * row_cost);
+            }
+        }
+        turns
     }
 
     pub(super) fn time(&self, rows: u32) -> Duration {

@@ -22,6 +22,8 @@ mod overdue;
 mod overload;
 pub mod queue;
 mod queues;
+mod tenant_queues;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -33,6 +35,7 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{AdmissionPolicy, Observation};
+use crate::tenants::TenantTurns;
 
 pub use lane::{AbandonedRequests, BatchInFlight, Lane, LaneWeights, Slice};
 pub use lanes::ExecutingBatch;
@@ -50,6 +53,7 @@ use batcher::{BatchLimits, FormedBatch};
 use lane::Duty;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
+use tenant_queues::BatchTerms;
 
 /// The divisor of the queue length that gives the limit for abandoned requests. When their number
 /// reaches the limit, the scheduler removes them from the queue. A removal inspects the whole queue,
@@ -77,6 +81,8 @@ pub struct Scheduler<K, T> {
     /// True if the next step of a stream has precedence over new requests, because the last batch
     /// contained new requests.
     step_is_next: bool,
+    /// The turns of the tenants.
+    turns: TenantTurns,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
@@ -95,6 +101,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             next_batch: 0,
             streams: None,
             step_is_next: false,
+            turns: TenantTurns::default(),
         }
     }
 
@@ -132,27 +139,30 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Queues a request. If the request is refused, returns the request with the reason. If the queue
-    /// is full, first removes settled requests from it.
+    /// is full, first removes settled requests from it. If it is still full, the request may take the place
+    /// of a request of another tenant, which is then returned.
     pub fn accept(
         &mut self,
         request: QueuedRequest<K, T>,
         now: Timestamp,
-    ) -> Result<(), RefusedRequest<K, T>> {
+    ) -> Result<Option<RefusedRequest<K, T>>, RefusedRequest<K, T>> {
         self.update_outage(now);
         self.traffic.record_arrival(request.rows);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
-        let before = || self.queues.rows_before(request.level);
-        let refused = if let Some(why) = self.admission.refusal(&request, before, lane, now) {
-            RefusedRequest { request, why }
-        } else {
-            let pushed = self.queues.push(request).or_else(|request| {
-                self.forget_settled();
-                self.queues.push(request)
-            });
-            let Err(request) = pushed else { return Ok(()) };
-            RefusedRequest { request, why: RefusalReason::QueueFull }
-        };
-        Err(refused)
+        let before = || self.queues.rows_before(request.level, request.tenant, &self.turns);
+        if let Some(why) = self.admission.refusal(&request, before, lane, now) {
+            return Err(RefusedRequest { request, why });
+        }
+        let pushed = self.queues.push(request).or_else(|request| {
+            self.forget_settled();
+            self.queues.push(request)
+        });
+        let Err(request) = pushed else { return Ok(None) };
+        let displaced = self.displace(request.tenant);
+        match self.queues.push(request) {
+            Ok(()) => Ok(displaced),
+            Err(request) => Err(RefusedRequest { request, why: RefusalReason::QueueFull }),
+        }
     }
 
     /// Records a request of `rows` rows that the driver refused or answered before it reached the scheduler.
@@ -228,14 +238,16 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
                 return NextAction::Wait(SchedulerWait::Until(until));
             }
             let deadline_filter = self.admission.deadline_filter(lane, now);
-            let FormedBatch { mut batch, late } =
-                match self.queues.next(&limits, deadline_filter.as_ref(), now) {
-                    batcher::NextBatch::Run(taken) => taken,
-                    batcher::NextBatch::WaitUntil(until) => {
-                        return NextAction::Wait(SchedulerWait::Until(until));
-                    }
-                    batcher::NextBatch::Idle => return NextAction::Wait(SchedulerWait::Idle),
-                };
+            let turns = &lane.turns_after(&self.turns);
+            let (deadline_filter, row_cost) = (deadline_filter.as_ref(), lane.row_cost(limits.max_rows));
+            let terms = BatchTerms { limits: &limits, deadline_filter, turns, row_cost, now };
+            let FormedBatch { mut batch, late } = match self.queues.next(&terms) {
+                batcher::NextBatch::Run(taken) => taken,
+                batcher::NextBatch::WaitUntil(until) => {
+                    return NextAction::Wait(SchedulerWait::Until(until));
+                }
+                batcher::NextBatch::Idle => return NextAction::Wait(SchedulerWait::Idle),
+            };
             let late = late.into_iter().filter(|request| !request.item.is_settled());
             let mut refused: Vec<_> =
                 late.map(|request| RefusedRequest { request, why: RefusalReason::TooLate }).collect();

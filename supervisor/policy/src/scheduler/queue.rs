@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Timestamp;
 
+use crate::tenants::TenantId;
+
 /// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedRequest<K, T> {
@@ -26,6 +28,8 @@ pub struct QueuedRequest<K, T> {
     /// The priority level. Requests with lower levels run first. Levels that clients can choose start
     /// at 1.
     pub level: u64,
+    /// The tenant whose SM time the request uses.
+    pub tenant: TenantId,
     /// True if the request must run in a batch without other requests.
     pub alone: bool,
     /// The driver's handle for the request.
@@ -88,6 +92,17 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
     /// Returns the total number of rows of all requests in the queue.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Returns the number of requests in the queue.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Removes and returns the last request in queue order.
+    pub fn take_last(&mut self) -> Option<QueuedRequest<K, T>> {
+        let last = self.entries.keys().next_back().copied()?;
+        Some(self.take(last))
     }
 
     /// Returns true if the queue is empty.
@@ -182,8 +197,12 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
 
     /// Returns the requests of one shape that may share a batch, in queue order.
     pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &QueuedRequest<K, T>> {
-        let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
-        places.map(|&place| self.at(place))
+        self.places_of(shape).map(|place| self.at(place))
+    }
+
+    /// Returns the positions of the requests of one shape that may share a batch, in queue order.
+    pub(crate) fn places_of(&self, shape: &K) -> impl Iterator<Item = QueueKey> {
+        self.groups.get(shape).into_iter().flat_map(|group| &group.places).copied()
     }
 }
 
@@ -205,6 +224,7 @@ mod tests {
             deadline: ms(deadline),
             expires: None,
             level: 0,
+            tenant: TenantId::DEFAULT,
             alone: false,
             item,
         }

@@ -1,13 +1,14 @@
-//! The queued requests of a model. Each priority has a queue, ordered by deadline. Requests with the
-//! highest priority run first.
+//! The queued requests of a model. Each priority has a queue for each tenant, ordered by deadline. Requests
+//! with the highest priority run first.
 
 use std::collections::BTreeMap;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::batcher::{self, BatchLimits, NextBatch};
-use super::deadline::DeadlineFilter;
+use super::batcher::NextBatch;
 use super::queue::{QueuedRequest, RequestQueue};
+use super::tenant_queues::{BatchTerms, TenantQueues};
+use crate::tenants::{TenantId, TenantSet, TenantTurns};
 
 /// The maximum number of priorities whose queues are kept when they are empty. Queues are kept because
 /// more requests of the same priority are likely.
@@ -20,7 +21,7 @@ pub(super) struct PriorityQueues<K, T> {
     waiting: usize,
     /// The queues by priority level. If there are more than [`KEPT_LEVELS`] queues, the empty queues
     /// are removed.
-    levels: BTreeMap<u64, RequestQueue<K, T>>,
+    levels: BTreeMap<u64, TenantQueues<K, T>>,
 }
 
 impl<K: Ord + Clone, T> PriorityQueues<K, T> {
@@ -33,7 +34,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         if self.waiting >= self.max_requests {
             return Err(request);
         }
-        self.level(request.level).push(request);
+        self.level(request.level).of(request.tenant).push(request);
         self.waiting += 1;
         Ok(())
     }
@@ -42,24 +43,45 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
     pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>) {
         for request in requests {
             self.waiting += 1;
-            self.level(request.level).put_back(request);
+            self.level(request.level).of(request.tenant).put_back(request);
         }
     }
 
-    fn level(&mut self, level: u64) -> &mut RequestQueue<K, T> {
+    /// Removes and returns the last request of another tenant, to make room for a request of `tenant`. The
+    /// other tenant is the one with the most requests for its weight. Returns `None` if `tenant` itself has
+    /// no fewer.
+    pub(super) fn displace(&mut self, tenant: TenantId, turns: &TenantTurns) -> Option<QueuedRequest<K, T>> {
+        let load = |tenant, more| (self.len_of(tenant) + more) as f64 / turns.weight(tenant);
+        let others = self.tenants().iter().filter(|&other| other != tenant);
+        let (most, other) = others.map(|other| (load(other, 0), other)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+        if load(tenant, 1) >= most {
+            return None;
+        }
+        let queues = self.levels.values_mut().rev().filter_map(|level| level.get_mut(other));
+        let displaced = queues.filter_map(RequestQueue::take_last).next()?;
+        self.taken(1);
+        Some(displaced)
+    }
+
+    fn len_of(&self, tenant: TenantId) -> usize {
+        self.levels.values().filter_map(|level| level.get(tenant)).map(RequestQueue::len).sum()
+    }
+
+    /// Returns the tenants with requests.
+    pub(super) fn tenants(&self) -> TenantSet {
+        let queues = self.levels.values().flat_map(TenantQueues::iter);
+        queues.filter(|(_, queue)| !queue.is_empty()).map(|(tenant, _)| tenant).collect()
+    }
+
+    fn level(&mut self, level: u64) -> &mut TenantQueues<K, T> {
         self.levels.entry(level).or_default()
     }
 
     /// Returns the next batch, from the highest priority that has a batch ready.
-    pub(super) fn next(
-        &mut self,
-        limits: &BatchLimits,
-        deadline_filter: Option<&DeadlineFilter<'_>>,
-        now: Timestamp,
-    ) -> NextBatch<K, T> {
+    pub(super) fn next(&mut self, terms: &BatchTerms<'_>) -> NextBatch<K, T> {
         let mut soonest: Option<Timestamp> = None;
-        for queue in self.levels.values_mut() {
-            match batcher::next(queue, limits, deadline_filter, now) {
+        for queues in self.levels.values_mut() {
+            match queues.next(terms) {
                 NextBatch::Run(taken) => {
                     self.taken(taken.batch.len() + taken.late.len());
                     return NextBatch::Run(taken);
@@ -75,7 +97,8 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
 
     /// Returns the earliest deadline of all requests, or `None` if there are none.
     pub(super) fn earliest_deadline(&self) -> Option<Timestamp> {
-        self.levels.values().filter_map(RequestQueue::earliest_deadline).min()
+        let queues = self.levels.values().flat_map(TenantQueues::iter);
+        queues.filter_map(|(_, queue)| queue.earliest_deadline()).min()
     }
 
     /// Removes and returns the requests that `gone` selects. Inspects every request.
@@ -83,15 +106,17 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         &mut self,
         mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
     ) -> Vec<QueuedRequest<K, T>> {
-        let taken: Vec<_> = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone)).collect();
+        let queues = self.levels.values_mut().flat_map(TenantQueues::queues_mut);
+        let taken: Vec<_> = queues.flat_map(|queue| queue.take_if(&mut gone)).collect();
         self.taken(taken.len());
         taken
     }
 
     pub(super) fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.waiting = 0;
-        let levels = std::mem::take(&mut self.levels);
-        levels.into_values().flat_map(|mut queue| queue.drain_all()).collect()
+        let mut levels = std::mem::take(&mut self.levels);
+        let queues = levels.values_mut().flat_map(TenantQueues::queues_mut);
+        queues.flat_map(RequestQueue::drain_all).collect()
     }
 
     fn taken(&mut self, requests: usize) {
@@ -111,11 +136,12 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
 
     /// Returns the number of rows of all requests.
     pub(super) fn rows(&self) -> u64 {
-        self.levels.values().map(RequestQueue::rows).sum()
+        self.levels.values().map(TenantQueues::rows).sum()
     }
 
-    /// Returns the maximum number of rows that run before a new request of this level.
-    pub(super) fn rows_before(&self, level: u64) -> u64 {
-        self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
+    /// Returns the maximum number of rows that run before a new request of this level and tenant.
+    pub(super) fn rows_before(&self, level: u64, tenant: TenantId, turns: &TenantTurns) -> u64 {
+        let earlier: u64 = self.levels.range(..level).map(|(_, queues)| queues.rows()).sum();
+        earlier + self.levels.get(&level).map_or(0, |queues| queues.rows_before(tenant, turns))
     }
 }

@@ -1,5 +1,6 @@
 mod expiry;
 mod streams;
+mod tenants;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::latency::Predictor;
+use crate::tenants::TenantId;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
@@ -69,6 +71,7 @@ fn request(number: u32, came: u64) -> QueuedRequest<(), Asked> {
         deadline: arrived + SLO,
         expires: None,
         level: 1,
+        tenant: TenantId::DEFAULT,
         alone: false,
         item,
     }
@@ -113,7 +116,7 @@ fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends(
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
-    (2..=6).for_each(|number| model.accept(request(number, 1), at(1)).unwrap());
+    (2..=6).for_each(|number| drop(model.accept(request(number, 1), at(1)).unwrap()));
     let (sent, _, rest) = go(&mut model, at(1));
     assert!(sent.is_empty());
     let SchedulerWait::Until(then) = rest else { panic!("{rest:?}") };
@@ -166,7 +169,7 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     let mut model = serving();
     model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
     model.route(None);
-    (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (0..8).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     assert_eq!(go(&mut model, at(0)).2, SchedulerWait::NoLane);
     model.route(Some(WORKER));
     let (sent, refused, _) = go(&mut model, at(500));
@@ -181,7 +184,7 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
 fn what_comes_back_from_a_worker_is_not_refused_for_that() {
     let mut model = serving();
     model.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) });
-    (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (0..8).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     go(&mut model, at(0));
     let AbandonedRequests { executing, .. } = model.take_back(WORKER);
     model.put_back(executing, at(45));
@@ -216,7 +219,7 @@ fn a_batch_is_parted_where_the_parts_take_no_longer() {
     let times = vec![(2, ms(1)), (16, ms(20))];
     let slice = Slice { times, ..slice(Groups::WHOLE, 100) };
     model.attach(Lane::new(WORKER, &slice, padded, SLOTS));
-    (0..4).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (0..4).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     model.route(Some(WORKER));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![0, 1])]);
 }
@@ -227,7 +230,7 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
     model.route(None);
     let gone: Vec<_> = (0..100).map(|number| request(number, 0)).collect();
     let clients: Vec<_> = gone.iter().map(|request| Rc::clone(&request.item.1)).collect();
-    gone.into_iter().for_each(|request| model.accept(request, at(0)).unwrap());
+    gone.into_iter().for_each(|request| drop(model.accept(request, at(0)).unwrap()));
     let full = model.accept(request(100, 0), at(0)).unwrap_err();
     assert_eq!(full.why, RefusalReason::QueueFull);
     for client in &clients[1..] {
@@ -296,7 +299,7 @@ fn batches_are_no_larger_than_what_fits_on_the_partition() {
     let mut model = serving();
     let waiting = |model: &mut Scheduler<(), Asked>, came: u64| {
         model.route(None);
-        (0..4).for_each(|number| model.accept(request(number, came), at(came)).unwrap());
+        (0..4).for_each(|number| drop(model.accept(request(number, came), at(came)).unwrap()));
         model.accept(QueuedRequest { rows: 3, ..request(4, came) }, at(came)).unwrap();
         model.route(Some(WORKER));
     };

@@ -175,6 +175,7 @@ impl OpenStream {
                 deadline,
                 expires: None,
                 level: options.level(),
+                tenant,
                 alone: true,
                 item,
             };

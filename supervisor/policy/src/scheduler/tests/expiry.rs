@@ -27,7 +27,7 @@ fn a_request_whose_client_will_not_wait_for_its_batch_is_not_sent() {
     let mut model = serving();
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
-    (1..=4).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (1..=4).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     // The batch of the four requests ends after 25 ms, and the batch behind it after 36 ms.
     let patient = QueuedRequest { deadline: at(51), expires: Some(at(200)), ..request(6, 0) };
     assert_eq!(refusals(&mut model, &[(5, 40)], at(0)), []);
@@ -45,7 +45,7 @@ fn the_slack_of_a_batch_is_that_of_the_requests_behind_it() {
     go(&mut model, at(0));
     // The batch ends after 11 ms. A request that arrives now is answered after another 11 ms.
     assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(22));
-    (1..=7).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (1..=7).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     // With this request, two batches of four rows are behind it, which take 14 ms each.
     assert_eq!(model.running_batch(WORKER, at(0)).unwrap().slack, SLO - ms(11 + 2 * 14));
     model.route(None);

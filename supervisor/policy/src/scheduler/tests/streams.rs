@@ -12,7 +12,7 @@ impl Asked {
 fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
     let mut model = serving();
     model.set_model_limits(0, 1, Some(2));
-    (1..=3).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (1..=3).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     let sent: Vec<_> = [0, 20].into_iter().flat_map(|now| go(&mut model, at(now)).0).collect();
     assert_eq!(sent, [(WORKER, vec![1]), (WORKER, vec![2])]);
     for _ in 0..2 {
@@ -57,7 +57,7 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     model.attach(Lane::new(WORKER, &slice, Predictor::new(None, Sms(100)), SLOTS));
     model.route(Some(WORKER));
     model.open_stream(WORKER);
-    (1..=90).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (1..=90).for_each(|number| drop(model.accept(request(number, 0), at(0)).unwrap()));
     let mut sent = Vec::new();
     let mut waits = false;
     for now in 0..40 {
