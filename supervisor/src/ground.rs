@@ -17,6 +17,7 @@ use shadowslice_control::process::{
 use shadowslice_control::residency::ResidencyBoard;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::GpuPauses;
+use shadowslice_datapath::tenants::Tenants;
 use shadowslice_shared::exit;
 use tokio::runtime::Runtime;
 
@@ -73,6 +74,8 @@ impl Ground {
             );
         }
         let watch = Watch::start(&config.gpus);
+        let tenants = Tenants::new(&config.tenants);
+        gpus.iter().for_each(|gpu| gpu.facts().sm_time.divide_among(&tenants));
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));
         let context = Context {
             workers: WorkerSettings {
@@ -95,6 +98,7 @@ impl Ground {
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
             pauses: gpus.iter().map(|_| GpuPauses::new(config.controller.preempts())).collect(),
+            tenants,
             policy_acts: config.controller.acting_policy().is_some(),
             residency: Arc::new(ResidencyBoard::new(gpus.len())),
             starts: StartQueue::of_host(),

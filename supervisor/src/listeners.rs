@@ -8,6 +8,7 @@ use shadowslice_control::host;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::relay::RelayServer;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
+use shadowslice_datapath::tenants::{TenantMembership, Tenants};
 use shadowslice_ingress::{BindError, Ingress, MetricsListeners};
 use shadowslice_operations::admin::Admin;
 use shadowslice_succession::Predecessor;
@@ -31,6 +32,7 @@ impl Listeners {
     pub(crate) async fn bind(
         config: &Config,
         run_dir: &Path,
+        tenants: Arc<Tenants>,
         predecessor: Option<&mut Predecessor>,
     ) -> Result<Self, Failed> {
         let connections = host::connections(config);
@@ -46,7 +48,10 @@ impl Listeners {
         };
         let taken = |error: BindError| unavailable("cannot listen for requests", &error);
         let ListenConfig { http, grpc, metrics } = &config.listen;
-        let ingress = Ingress::bind(http, grpc, &limits, &mut inherited, &refusals).await.map_err(taken)?;
+        let membership = TenantMembership::new(&config.tenants, tenants)
+            .map_err(|error| unavailable("cannot find the members of the tenants", &error))?;
+        let ingress =
+            Ingress::bind(http, grpc, &limits, membership, &mut inherited, &refusals).await.map_err(taken)?;
         let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
         let admin = Admin::bind(run_dir, config.control.as_ref(), &mut inherited, &refusals)
             .map_err(|error| unavailable("cannot listen on the control socket", &error))?;

@@ -128,7 +128,9 @@ async fn serve(
     let mut signals = Signals::new()?;
     let first = if predecessor.is_some() { Phase::TakingOver } else { Phase::Starting };
     let phase = watch::Sender::new(first);
-    let listeners = Listeners::bind(config, place.run_dir.path(), predecessor.as_mut()).await?;
+    let listeners =
+        Listeners::bind(config, place.run_dir.path(), Arc::clone(&context.tenants), predecessor.as_mut())
+            .await?;
     let mut telemetry = Telemetry::start(config, context.clock)?;
     let (tracer, state_file) = (telemetry.tracer.clone(), place.run_dir.state());
     let (mut running, mut control) =
@@ -217,6 +219,7 @@ impl Shared {
             gpus: context.gpus,
             readings: context.readings,
             clock: context.clock,
+            tenants: context.tenants,
             controller: config.controller,
             history: Arc::default(),
             planned: running.planned.clone(),

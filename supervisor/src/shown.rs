@@ -60,7 +60,7 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
     };
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
     let policy = reach.planned.as_ref().map(|planned| planned.borrow().clone());
-    let own = metrics::SupervisorMetrics { last_reload: models.last_reload, ..own };
+    let own = metrics::SupervisorMetrics { last_reload: models.last_reload, tenants: status.tenants, ..own };
     let traces = tracer.map(Tracer::counts);
     metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)
 }

@@ -57,6 +57,7 @@ impl Telemetry {
                 last_reload: None,
                 peers_refused: refusals.count(),
                 certificates: shown::certificates(&certificates),
+                tenants: Vec::new(),
                 machine: machine.usage(),
                 process: process.usage(),
             }

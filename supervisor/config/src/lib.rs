@@ -25,6 +25,7 @@ mod render;
 mod settings;
 mod shares;
 mod sleep;
+mod tenants;
 mod tracing;
 mod types;
 mod units;
@@ -49,6 +50,7 @@ pub use keys::schema;
 pub use peers::{Account, AllowedClients, Peers};
 pub use render::{Document, render};
 pub use settings::{CONTROL_SOCKET, PRIVATE};
+pub use tenants::{DEFAULT_TENANT, RequestRate, TenantConfig, TenantHeader, TenantsConfig};
 pub use types::*;
 pub use units::duration;
 pub use warmup_fit::{check_values, shape_fits};
@@ -219,6 +221,7 @@ fn read(root: Arc<YamlNode>, log: &FaultLog, context: &Context<'_>) -> Config {
     let control = fields.optional("control", |value| peers::listed(value, context));
     let model_control =
         fields.read("model_control", |value| peers::access(value, context, |word| word.one_of(&ACCESS)));
+    let tenants = tenants::tenants(&fields, context);
     let strict_start = fields.read("start", |value| value.one_of(&STARTS));
     let onnxruntime = fields.section("onnxruntime").optional("library", |value| context.path(value));
     let tracing = tracing::tracing(&fields);
@@ -232,6 +235,7 @@ fn read(root: Arc<YamlNode>, log: &FaultLog, context: &Context<'_>) -> Config {
         models,
         control,
         model_control,
+        tenants,
         controller,
         limits,
         timeouts,

@@ -18,6 +18,7 @@ pub use model::*;
 use super::faults::ConfigFault;
 use super::peers::{AllowedClients, Peers};
 use super::render::Document;
+use super::tenants::TenantsConfig;
 
 /// The number of file descriptors that a supervisor without models needs, in addition to one for
 /// each connection.
@@ -41,6 +42,8 @@ pub struct Config {
     pub control: Option<Peers>,
     /// The clients with the permission to load and unload models.
     pub model_control: AllowedClients,
+    /// The tenants, which divide the SM time.
+    pub tenants: TenantsConfig,
     /// The settings of the sharing policy.
     pub controller: ControllerConfig,
     /// The limits on requests and connections.

@@ -14,4 +14,5 @@ pub mod relay;
 pub mod repository;
 pub mod router;
 pub mod sockets;
+pub mod tenants;
 pub mod trace;

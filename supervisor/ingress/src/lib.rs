@@ -43,6 +43,7 @@ use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
+use shadowslice_datapath::tenants::TenantMembership;
 use shadowslice_datapath::trace::Tracer;
 
 pub use admission::BindError;
@@ -67,6 +68,7 @@ pub struct Ingress {
     limits: LimitsConfig,
     budgets: Arc<Budgets>,
     regions: Arc<SharedMemory>,
+    membership: TenantMembership,
 }
 
 /// The memory of requests and answers, in bytes.
@@ -84,6 +86,7 @@ impl Ingress {
         http: &[Listener],
         grpc: &[Listener],
         limits: &LimitsConfig,
+        membership: TenantMembership,
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
@@ -92,7 +95,7 @@ impl Ingress {
         let grpc = bind_all(Protocol::GRPC, grpc, inherited, refusals).await?;
         let bytes = limits.memory.unwrap_or(u64::MAX);
         let budgets = Arc::new(Budgets::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
-        Ok(Self { http, grpc, limits: limits.clone(), budgets, regions })
+        Ok(Self { http, grpc, limits: limits.clone(), budgets, regions, membership })
     }
 
     /// Returns a function that returns the current memory of requests and answers.
@@ -139,6 +142,7 @@ impl Ingress {
             access,
             watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
             regions: self.regions,
+            membership: self.membership,
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
         let http = self.http.into_iter().map(|bound| (ApiService::Http(front.clone()), bound));

@@ -68,6 +68,7 @@ impl Server {
             &[listener("http")],
             &[listener("grpc")],
             &limits,
+            TenantMembership::single(),
             &mut Inherited::default(),
             &Arc::default(),
         )
@@ -204,6 +205,7 @@ async fn after_a_fault_no_address_is_bound() {
         &[listener("http")],
         &[listener("no/grpc")],
         &LIMITS,
+        TenantMembership::single(),
         &mut Inherited::default(),
         &Arc::default(),
     )

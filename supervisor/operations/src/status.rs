@@ -7,6 +7,7 @@ mod preemption;
 mod sleep;
 mod states;
 pub(crate) mod table;
+mod tenants;
 mod text;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ pub(crate) use preemption::pauses;
 pub use preemption::{PreemptedFor, PreemptionStatus};
 pub use sleep::SleepStatus;
 pub(crate) use sleep::sleep_note;
+pub use tenants::TenantStatus;
+pub(crate) use tenants::of_tenants;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
 use shadowslice_control::backend::BackendKind;
@@ -47,6 +50,8 @@ pub struct HostStatus {
     /// The models in the order of the configuration. Unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,
+    /// The tenants. The list is empty if there is only the default tenant without limits.
+    pub tenants: Vec<TenantStatus>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

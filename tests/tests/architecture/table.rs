@@ -242,12 +242,12 @@ pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
     ("worker", 8700),
     ("worker/python", 300),
     ("supervisor", 1650),
-    ("supervisor/config", 3950),
+    ("supervisor/config", 4100),
     ("supervisor/control", 10450),
-    ("supervisor/datapath", 5600),
+    ("supervisor/datapath", 6050),
     ("supervisor/ingress", 6750),
-    ("supervisor/operations", 6700),
-    ("supervisor/policy", 6950),
+    ("supervisor/operations", 6800),
+    ("supervisor/policy", 7400),
     ("supervisor/succession", 600),
 ];
 

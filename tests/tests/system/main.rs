@@ -45,6 +45,7 @@ mod soak;
 mod standby;
 mod standby_start;
 mod start_queue;
+mod tenants;
 mod terminal;
 mod top;
 mod tracing;

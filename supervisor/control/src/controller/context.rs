@@ -6,6 +6,7 @@ use std::sync::Arc;
 use shadowslice_config::Timeouts;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::GpuPauses;
+use shadowslice_datapath::tenants::Tenants;
 
 use super::groups::GroupLedger;
 use super::memory::MemoryLedger;
@@ -38,6 +39,8 @@ pub struct Context {
     pub groups: Vec<Arc<GroupLedger>>,
     /// The pauses of the GPUs' workers, by the index of the GPU.
     pub pauses: Vec<Arc<GpuPauses>>,
+    /// The tenants, among which the GPUs divide their SM time.
+    pub tenants: Arc<Tenants>,
     /// True if a policy changes shares. In that case, a share that an operator sets is held.
     pub policy_acts: bool,
     /// The processes in which several models have their workers.

@@ -109,6 +109,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         workers,
         control,
         model_control,
+        tenants,
         tracing,
         access_log,
         models: _,
@@ -131,6 +132,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("workers", *workers == old.workers),
         ("control", *control == old.control),
         ("model_control", *model_control == old.model_control),
+        ("tenants", *tenants == old.tenants),
         ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
         ("access_log", *access_log == old.access_log),
     ];

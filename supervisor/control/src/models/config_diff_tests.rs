@@ -69,6 +69,7 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
         ("onnxruntime: {library: /x.so}", vec!["onnxruntime"]),
         ("model_control: explicit", vec!["model_control"]),
         ("control: {groups: [ml]}", vec!["control"]),
+        ("tenants: {a: {weight: 3}}", vec!["tenants"]),
         ("tracing: {otlp: \"http://c:1\"}", vec!["tracing"]),
         ("access_log: /tmp/access.jsonl", vec!["access_log"]),
     ] {

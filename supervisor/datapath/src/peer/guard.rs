@@ -1,16 +1,14 @@
 //! Guards decide which peers have the permission to connect, and which have the permission to send
 //! commands.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::unistd::{Group, User, geteuid};
-use shadowslice_config::{Account, AllowedClients, Peers};
+use nix::unistd::geteuid;
+use shadowslice_config::{AllowedClients, Peers};
 
-use super::{AuditOutcome, Peer, audit};
+use super::{AuditOutcome, Peer, PeerSet, UnknownAccount, audit};
 use crate::log_throttle::LogThrottle;
 
 /// The shortest interval between two log messages about refused peers.
@@ -38,23 +36,8 @@ pub struct Guard {
 enum Permitted {
     Nobody,
     Everybody,
-    /// The listed users, groups and clients, root, and the user of this process.
-    Only {
-        users: Vec<u32>,
-        groups: Vec<u32>,
-        clients: Vec<String>,
-    },
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{kind} {name:?} in the configuration does not exist on this host; correct the name, or give a number"
-)]
-pub struct UnknownAccount {
-    kind: &'static str,
-    name: String,
-    #[source]
-    source: Option<io::Error>,
+    /// The listed peers, root, and the user of this process.
+    Only(PeerSet),
 }
 
 impl Guard {
@@ -77,13 +60,7 @@ impl Guard {
 
     /// Creates a guard for these peers. This call may take long, because it looks up the names.
     pub fn only(peers: &Peers, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
-        let users =
-            ids("the user", &peers.users, |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())))?;
-        let groups = ids("the group", &peers.groups, |name| {
-            Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
-        })?;
-        let clients = peers.clients.clone();
-        Ok(Self::new(Permitted::Only { users, groups, clients }, Arc::clone(refusals)))
+        Ok(Self::new(Permitted::Only(PeerSet::look_up(peers)?), Arc::clone(refusals)))
     }
 
     pub fn of(access: &AllowedClients, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
@@ -106,14 +83,9 @@ impl Guard {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
             (Permitted::Everybody, _) => true,
-            (Permitted::Only { clients, .. }, Peer::Tcp { names, .. }) => {
-                names.iter().any(|name| clients.contains(name))
-            }
-            (Permitted::Only { users, groups, .. }, Peer::Unix { uid, groups: its, .. }) => {
-                *uid == 0
-                    || *uid == geteuid().as_raw()
-                    || users.contains(uid)
-                    || its.iter().any(|group| groups.contains(group))
+            (Permitted::Only(listed), Peer::Tcp { .. }) => listed.contains(peer),
+            (Permitted::Only(listed), Peer::Unix { uid, .. }) => {
+                *uid == 0 || *uid == geteuid().as_raw() || listed.contains(peer)
             }
         };
         if !is_permitted {
@@ -131,23 +103,10 @@ impl Guard {
     }
 }
 
-fn ids(
-    kind: &'static str,
-    accounts: &[Account],
-    known: impl Fn(&str) -> Result<Option<u32>, Errno>,
-) -> Result<Vec<u32>, UnknownAccount> {
-    let id = |account: &Account| match account {
-        Account::Id(id) => Ok(*id),
-        Account::Name(name) => {
-            let unknown = |source| UnknownAccount { kind, name: name.clone(), source };
-            known(name).map_err(|errno| unknown(Some(errno.into())))?.ok_or_else(|| unknown(None))
-        }
-    };
-    accounts.iter().map(id).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use shadowslice_config::Account;
+
     use super::*;
 
     fn unix(uid: u32, groups: &[u32]) -> Peer {

@@ -2,6 +2,7 @@
 
 mod groups;
 mod guard;
+mod set;
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +11,8 @@ use std::os::fd::AsFd;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 
-pub use guard::{Guard, Refusals, UnknownAccount};
+pub use guard::{Guard, Refusals};
+pub use set::{PeerSet, UnknownAccount};
 
 /// The longest name in an audit message, in bytes. The limit is necessary because clients choose
 /// the names.

@@ -17,9 +17,11 @@ mod cache;
 mod controls;
 mod figures;
 mod gate;
+mod refusals;
 mod requests;
 mod sleep;
 mod state;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod trace_event;
@@ -31,6 +33,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use shadowslice_policy::scheduler::{self, QueuedRequest, Scheduler};
+use shadowslice_policy::tenants::TenantId;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Timestamp;
@@ -50,7 +53,7 @@ pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, Traff
 pub use sleep::{ResidencySignal, SleepCause, SleepCounts, SleepPhase, SleepReport, SleepState};
 pub use workers::{
     BatchSocket, EVENT_QUEUE_SIZE, GpuPauses, GpuSmTime, LaneEvent, LaneReader, LaneWorker, ModelPair,
-    Occupancy, OccupancyGuard, PauseTotal, SmUse, StalledBatch,
+    Occupancy, OccupancyGuard, PauseTotal, SmAccount, SmUse, StalledBatch,
 };
 
 use crate::clock::Clock;
@@ -63,7 +66,6 @@ use gate::Gate;
 use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
 pub use shadowslice_policy::sm_time::{BatchSms, divide};
 use state::PipelineState;
-use workers::ModelSmTime;
 use workers::Quarantine;
 
 /// The settings with which a pipeline is created.
@@ -111,7 +113,7 @@ pub struct Pipeline {
     profile: Option<Profile>,
     clock: Clock,
     memory: Arc<RequestMemory>,
-    sm_time: Arc<ModelSmTime>,
+    sm_time: Arc<SmAccount>,
     cache: Option<ResponseCache>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
@@ -192,10 +194,10 @@ impl Pipeline {
         &self.content
     }
 
-    /// Counts a request that a limit of the host refused.
-    pub fn count_host_refusal(&self, journal: Option<&Journal>) {
-        trace_event::record_refusal(journal, CountedRefusal::HostFull);
-        self.state.lock().count_refusal(CountedRefusal::HostFull, 1, self.clock.now());
+    /// Counts a request that was refused before its inputs were read.
+    pub fn count_refused_arrival(&self, why: CountedRefusal, journal: Option<&Journal>) {
+        trace_event::record_refusal(journal, why);
+        self.state.lock().count_refusal(why, 1, self.clock.now());
     }
 
     /// Counts a malformed request. The model never receives such a request. As in Triton, no other
@@ -235,13 +237,13 @@ impl Pipeline {
         &self,
         inputs: Vec<RequestInput>,
         options: RequestOptions,
-        RequestArrival { began, waited, journal, .. }: RequestArrival,
+        RequestArrival { began, waited, tenant, journal, .. }: RequestArrival,
     ) -> Result<WorkerAnswer, RequestFailure> {
         let (received, elapsed) = (self.clock.now(), began.elapsed());
         let arrived = received - elapsed;
         let metadata = self.metadata_or_refuse(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
-        let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
+        let memory = self.store(&inputs, rows, tenant, journal.as_ref(), received)?;
         let stored = self.clock.now();
         if let Some(journal) = &journal {
             journal.record_copy_in(rows, stored.since(received));
@@ -255,6 +257,7 @@ impl Pipeline {
             deadline: arrived,
             expires: options.timeout.map(|timeout| arrived + timeout),
             level: options.level(),
+            tenant,
             // Optional inputs apply to the whole batch, and other requests may have different
             // values for them.
             alone: inputs.len() > metadata.inputs.len(),
@@ -284,6 +287,7 @@ impl Pipeline {
         &self,
         inputs: &[RequestInput],
         rows: u32,
+        tenant: TenantId,
         journal: Option<&Journal>,
         now: Timestamp,
     ) -> Result<Reservation, RequestFailure> {
@@ -301,7 +305,7 @@ impl Pipeline {
             refuse(CountedRefusal::TooLarge);
             return Err(RequestFailure::Invalid(why));
         }
-        let Some(memory) = self.reserve(inputs) else {
+        let Some(memory) = self.reserve(inputs, tenant, now) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are in use", self.name);
             refuse(CountedRefusal::MemoryFull);
@@ -314,13 +318,22 @@ impl Pipeline {
     }
 
     /// Reserves memory for these inputs. If the memory is full, first removes settled requests from
-    /// the queue.
-    fn reserve(&self, inputs: &[RequestInput]) -> Option<Reservation> {
-        let lengths = || inputs.iter().map(|input| input.data.len() as u64);
-        self.memory.reserve(lengths()).or_else(|| {
+    /// the queue. If it is still full, removes requests of tenants that have more requests for their weight.
+    fn reserve(&self, inputs: &[RequestInput], tenant: TenantId, now: Timestamp) -> Option<Reservation> {
+        let reserve = || self.memory.reserve(inputs.iter().map(|input| input.data.len() as u64));
+        let mut reserved = reserve();
+        if reserved.is_none() {
             self.state.lock().scheduler.forget_settled();
-            self.memory.reserve(lengths())
-        })
+            reserved = reserve();
+        }
+        while reserved.is_none() {
+            let mut state = self.state.lock();
+            let displaced = state.scheduler.displace(tenant)?;
+            state.reject(displaced, now);
+            drop(state);
+            reserved = reserve();
+        }
+        reserved
     }
 
     /// Changes the state, and sets the alarm to an earlier time if necessary. Never sets the alarm

@@ -43,7 +43,7 @@ const RESEND_DELAY: Duration = Duration::from_millis(5);
 /// The delay after its deadline at which a request is refused, if its model still sleeps.
 const OVERDUE_DELAY: Duration = Duration::from_millis(1);
 
-type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
+pub(crate) type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
 
 #[derive(Debug)]
 pub(crate) struct PipelineState {
@@ -105,14 +105,14 @@ impl PipelineState {
             }
         }
         let journal = request.item.journal.clone();
-        if let Err(SchedulerRefusal { request, why }) = self.scheduler.accept(request, now) {
-            let (why, failure) = match why {
-                scheduler::RefusalReason::QueueFull => (CountedRefusal::QueueFull, self.queue_full()),
-                why => (CountedRefusal::Late, self.too_late(&request, why, now)),
-            };
-            trace_event::record_refusal(journal.as_ref(), why);
-            self.record_refusal(why, Duration::ZERO, now);
-            return Err(failure);
+        match self.scheduler.accept(request, now) {
+            Ok(displaced) => displaced.into_iter().for_each(|displaced| self.reject(displaced, now)),
+            Err(refused) => {
+                let (why, failure) = self.refusal(&refused, now);
+                trace_event::record_refusal(journal.as_ref(), why);
+                self.record_refusal(why, Duration::ZERO, now);
+                return Err(failure);
+            }
         }
         if let Some(journal) = journal {
             journal.record_queued(now);
@@ -121,18 +121,6 @@ impl PipelineState {
         self.used = now;
         self.dispatch(now);
         Ok(())
-    }
-
-    fn queue_full(&self) -> RequestFailure {
-        let (name, waiting) = (&self.name, self.scheduler.queued());
-        RequestFailure::Unavailable(format!(
-            "the queue of model '{name}' is full: {waiting} requests are waiting"
-        ))
-    }
-
-    pub(crate) fn not_ready(&self) -> RequestFailure {
-        let why = self.gate.open().err().unwrap_or("the model's inputs and outputs are not known yet");
-        RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
     pub(crate) fn count_refusal(&mut self, why: CountedRefusal, rows: u32, now: Timestamp) {
@@ -144,7 +132,7 @@ impl PipelineState {
     }
 
     /// Records a refused request. `waited` is the time since its arrival.
-    fn record_refusal(&mut self, why: CountedRefusal, waited: Duration, now: Timestamp) {
+    pub(crate) fn record_refusal(&mut self, why: CountedRefusal, waited: Duration, now: Timestamp) {
         self.stats.add_refusal(why);
         match why.unanswered() {
             Some(how) => self.record_unanswered(how, waited, now),
@@ -161,6 +149,7 @@ impl PipelineState {
     /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
         self.continue_sleep();
+        self.update_turns(now);
         let rest = self.send_all(now);
         self.stall.update(matches!(rest, None | Some(SchedulerWait::NoLane)), now);
         let wait = match rest {
@@ -173,6 +162,7 @@ impl PipelineState {
             None => Some(now + RESEND_DELAY),
         };
         self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
+        self.report_tenants();
         self.announce_idle();
     }
 
@@ -220,45 +210,6 @@ impl PipelineState {
                 true
             }
         }
-    }
-
-    /// Returns the failure of a request that is refused because it is or would be too late.
-    fn too_late(
-        &self,
-        request: &WaitingRequest,
-        why: scheduler::RefusalReason,
-        now: Timestamp,
-    ) -> RequestFailure {
-        let (model, waited) = (&self.name, now.since(request.arrived).as_millis());
-        if let (scheduler::RefusalReason::Expires, Some(expires)) = (why, request.expires) {
-            return RequestFailure::will_time_out(expires.since(request.arrived));
-        }
-        RequestFailure::Unavailable(match why {
-            scheduler::RefusalReason::Overdue => {
-                format!("the server is overloaded: the request waited {waited} ms, past its deadline")
-            }
-            scheduler::RefusalReason::Asleep => format!(
-                "model '{model}' sleeps, and other models use the GPU memory that it needs: the request waited \
-                 {waited} ms, past its deadline"
-            ),
-            _ => {
-                let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
-                format!(
-                    "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the \
-                     current load"
-                )
-            }
-        })
-    }
-
-    /// Refuses an accepted request that has become too late.
-    pub(crate) fn reject(&mut self, SchedulerRefusal { request, why }: SchedulerRefusal, now: Timestamp) {
-        let (waited, failure) = (now.since(request.arrived), self.too_late(&request, why, now));
-        trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::Late);
-        if request.item.claim.take() {
-            self.record_refusal(CountedRefusal::Late, waited, now);
-        }
-        reply(request, Err(failure));
     }
 
     /// Records that a client no longer waits for an answer, and makes room in the queue.

@@ -1,10 +1,15 @@
 //! The reasons why a request fails, with their HTTP status and gRPC code.
 
-use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 use shadowslice_datapath::pipeline::RequestFailure;
+use shadowslice_datapath::tenants::TenantRefusal;
+
+/// The header in which gRPC servers give the time until a retry, in milliseconds.
+const GRPC_RETRY: &str = "grpc-retry-pushback-ms";
 
 /// The maximum length of a message, in bytes. gRPC sends it in a header, whose length clients
 /// limit.
@@ -28,6 +33,9 @@ pub(crate) enum RequestError {
     /// The peer was silent, or sent too slowly.
     #[error("timed out waiting for the rest of the request")]
     Stalled,
+    /// The request exceeds a limit of its tenant.
+    #[error(transparent)]
+    Throttled(#[from] TenantRefusal),
     /// A failure of the pipeline, or one that was found before the pipeline.
     #[error(transparent)]
     Failed(#[from] RequestFailure),
@@ -43,6 +51,7 @@ impl RequestError {
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Stalled => StatusCode::REQUEST_TIMEOUT,
+            Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Failed(RequestFailure::Invalid(_)) => StatusCode::BAD_REQUEST,
             Self::Failed(RequestFailure::Unavailable(_) | RequestFailure::Exhausted(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -61,6 +70,7 @@ impl RequestError {
             Self::Unsupported(_) => Code::Unimplemented,
             Self::TooLarge(_) => Code::OutOfRange,
             Self::Stalled => Code::DeadlineExceeded,
+            Self::Throttled(_) => Code::ResourceExhausted,
             Self::Failed(RequestFailure::Invalid(_)) => Code::InvalidArgument,
             Self::Failed(RequestFailure::Unavailable(_)) => Code::Unavailable,
             Self::Failed(RequestFailure::Exhausted(_)) => Code::ResourceExhausted,
@@ -71,8 +81,16 @@ impl RequestError {
 
     /// Adds the headers that belong to the error in HTTP.
     pub(crate) fn add_headers(&self, headers: &mut HeaderMap) {
-        if matches!(self, Self::Unauthenticated(_)) {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        match self {
+            Self::Unauthenticated(_) => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::Throttled(refusal) => {
+                // The header has whole seconds, so the client must not round them down.
+                let seconds = refusal.retry_after().as_millis().div_ceil(1_000).max(1);
+                headers.insert(RETRY_AFTER, whole(seconds));
+            }
+            _ => {}
         }
     }
 
@@ -91,9 +109,17 @@ pub(crate) fn invalid<T, E: From<RequestFailure>>(message: String) -> Result<T, 
 }
 
 impl From<RequestError> for Status {
-    fn from(refusal: RequestError) -> Self {
-        Self::new(refusal.code(), refusal.message())
+    fn from(error: RequestError) -> Self {
+        let mut headers = HeaderMap::new();
+        if let RequestError::Throttled(refusal) = &error {
+            headers.insert(GRPC_RETRY, whole(refusal.retry_after().as_millis().max(1)));
+        }
+        Self::with_metadata(error.code(), error.message(), MetadataMap::from_headers(headers))
     }
+}
+
+fn whole(number: u128) -> HeaderValue {
+    u64::try_from(number).unwrap_or(u64::MAX).into()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
+use shadowslice_datapath::tenants::TenantMembership;
 use shadowslice_datapath::trace::Tracer;
 use tokio::sync::Semaphore;
 
@@ -31,6 +32,7 @@ pub(crate) struct Frontend {
     /// The places for watchers of the health service.
     pub(crate) watchers: Arc<Semaphore>,
     pub(crate) regions: Arc<SharedMemory>,
+    pub(crate) membership: TenantMembership,
     /// The maximum size of an inference request, in bytes.
     pub(crate) request_bytes: usize,
 }

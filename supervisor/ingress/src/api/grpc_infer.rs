@@ -4,7 +4,6 @@ use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::router::Route;
-use shadowslice_datapath::trace::Journal;
 
 use super::frontend::Frontend;
 use super::inference::{CheckedRequest, Target};
@@ -19,9 +18,10 @@ pub(super) async fn receive(
     route: Route,
     request: ModelInferRequest,
     peer: &Peer,
-    journal: Option<&Journal>,
+    arrival: &RequestArrival,
     permit: &MemoryPermit,
 ) -> Result<(Target, CheckedRequest), RequestError> {
+    let journal = arrival.journal.as_ref();
     let target = Target::new(route, request.model_name.clone(), Some(&request.id), journal)?;
     let parse = async {
         let request = match is_quick(&request) {
@@ -33,7 +33,7 @@ pub(super) async fn receive(
         };
         Ok(request?)
     };
-    let checked = target.receive(front, peer, journal, permit, parse).await?;
+    let checked = target.receive(front, peer, arrival, permit, parse).await?;
     Ok((target, checked))
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn infer(
     arrival: RequestArrival,
     permit: &MemoryPermit,
 ) -> Result<(ModelInferResponse, Target), RequestError> {
-    let (target, checked) = receive(front, route, request, peer, arrival.journal.as_ref(), permit).await?;
+    let (target, checked) = receive(front, route, request, peer, &arrival, permit).await?;
     let answer = target.infer(checked, arrival, permit).await?;
     Ok((response(target.name.clone(), answer.id, answer.outputs), target))
 }

@@ -67,7 +67,8 @@ impl GrpcInferenceService for Services {
             let route = model::find(&self.front.router, &request.model_name, &request.model_version)?;
             let timeout =
                 client_timeout(metadata.as_ref()).inspect_err(|_| route.pipeline().count_malformed())?;
-            let arrival = RequestArrival { timeout, ..arrival };
+            let tenant = self.front.membership.tenant(&peer, metadata.as_ref());
+            let arrival = RequestArrival { timeout, tenant, ..arrival };
             let answer = grpc_infer::infer(&self.front, route, request, &peer, arrival, &permit).await?;
             // The answer is in memory twice while it is written.
             permit.replace(2 * grpc_infer::response_bytes(&answer.0))?;
@@ -91,10 +92,11 @@ impl GrpcInferenceService for Services {
         let peer = Arc::clone(peer(request.extensions()));
         let starts = request.extensions().get().cloned().unwrap_or_default();
         let timeout = client_timeout(request.metadata().as_ref()).map_err(RequestError::from)?;
+        let tenant = self.front.membership.tenant(&peer, request.metadata().as_ref());
         let began = trace::arrival(request.extensions()).began;
         let ends = timeout.and_then(|timeout| began.checked_add(timeout));
         let (front, call) = (Arc::clone(&self.front), CALL_PERMIT.get());
-        let context = StreamContext { front, peer, call, starts, ends };
+        let context = StreamContext { front, peer, tenant, call, starts, ends };
         Ok(Response::new(InferStream::new(context, request.into_inner(), self.stop.clone())?))
     }
 

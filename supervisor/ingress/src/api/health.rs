@@ -119,6 +119,7 @@ mod tests {
     use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, SloTarget};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
+    use shadowslice_datapath::tenants::TenantMembership;
     use tokio::sync::watch;
 
     fn front() -> Arc<Frontend> {
@@ -134,6 +135,7 @@ mod tests {
             access: None,
             watchers: Arc::new(Semaphore::new(1)),
             regions: Arc::new(SharedMemory::new(Guard::nobody())),
+            membership: TenantMembership::single(),
             request_bytes: 1,
         })
     }

@@ -32,11 +32,12 @@ pub(super) async fn infer(
     body: Pieces,
     permit: &Arc<MemoryPermit>,
 ) -> Result<HttpAnswer, RequestError> {
-    let (journal, peer) = (trace::journal(&head.extensions), peer(&head.extensions));
+    let peer = peer(&head.extensions);
     let timeout = client_timeout(&head.headers).inspect_err(|_| target.route.pipeline().count_malformed())?;
+    let tenant = front.membership.tenant(peer, &head.headers);
+    let arrival = RequestArrival { timeout, tenant, ..trace::arrival(&head.extensions) };
     let parse = parse(front, &head.headers, body, &target.metadata, permit);
-    let checked = target.receive(front, peer, journal, permit, parse).await?;
-    let arrival = RequestArrival { timeout, ..trace::arrival(&head.extensions) };
+    let checked = target.receive(front, peer, &arrival, permit, parse).await?;
     let answer = target.infer(checked, arrival, permit).await?;
     let InferenceAnswer { id, outputs, _place } = answer;
     permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs))?;

@@ -19,6 +19,7 @@ use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::router::Route;
+use shadowslice_datapath::tenants::TenantId;
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
@@ -46,6 +47,7 @@ const IS_END: &str = "triton_final_response";
 pub(super) struct StreamContext {
     pub(super) front: Arc<Frontend>,
     pub(super) peer: Arc<Peer>,
+    pub(super) tenant: TenantId,
     pub(super) call: Arc<MemoryPermit>,
     pub(super) starts: MessageStarts,
     /// The deadline of the call, or `None` if it has none.
@@ -124,7 +126,8 @@ impl InferStream {
         let entry = context.front.log_streamed(&message, STREAM, &context.peer, began);
         let journal = entry.as_ref().map(|entry| entry.journal().clone());
         let timeout = context.ends.map(|ends| ends.saturating_duration_since(began));
-        let arrival = RequestArrival { began, timeout, ..RequestArrival::now(journal) };
+        let arrival =
+            RequestArrival { began, timeout, tenant: context.tenant, ..RequestArrival::now(journal) };
         let route = model::find(&context.front.router, &message.model_name, &message.model_version);
         let streams = route.as_ref().is_ok_and(Route::streams);
         let request = StreamedRequest { context, route, message, permit, arrival, entry };
@@ -276,11 +279,11 @@ impl StreamedRequest {
     ) -> Result<impl Stream<Item = Result<ModelInferResponse, RequestError>>, RequestError> {
         let Self { context, route, message, permit, arrival, .. } = self;
         let StreamContext { front, peer, call, .. } = context;
-        let journal = arrival.journal.as_ref();
         let (Target { name, route, metadata }, checked) =
-            grpc_infer::receive(&front, route?, message, &peer, journal, &permit).await?;
+            grpc_infer::receive(&front, route?, message, &peer, &arrival, &permit).await?;
         let CheckedRequest { id, inputs, options, outputs: selection, place } = checked;
         let answers = route.infer(inputs, options, arrival).await?;
+        place.mark_answered();
         // A stream that kept its route would keep the model from moving or being replaced.
         drop(route);
         // The model's memory contains the inputs now.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{
-    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
+    CountedRefusal, Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
 };
 use shadowslice_datapath::router::Route;
+use shadowslice_datapath::tenants::TenantPlace;
 use shadowslice_datapath::trace::Journal;
 use shadowslice_shared::tensor::Datatype;
 
@@ -31,15 +32,30 @@ pub(super) struct CheckedRequest {
     pub(super) inputs: Vec<RequestInput>,
     pub(super) options: RequestOptions,
     pub(super) outputs: OutputSelection,
-    /// The place among the requests in flight.
-    pub(super) place: BudgetShare,
+    pub(super) place: RequestPlace,
+}
+
+/// The place of a request among the requests in flight.
+pub(super) struct RequestPlace {
+    _host: BudgetShare,
+    /// The place among those of the tenant. `None` if there is only one tenant without limits.
+    tenant: Option<TenantPlace>,
+}
+
+impl RequestPlace {
+    /// Records that the model answered the request.
+    pub(super) fn mark_answered(&self) {
+        if let Some(tenant) = &self.tenant {
+            tenant.mark_answered();
+        }
+    }
 }
 
 /// The outputs of a request, which keeps its place until its answer has been built.
 pub(super) struct InferenceAnswer {
     pub(super) id: String,
     pub(super) outputs: Vec<OutputTensor>,
-    pub(super) _place: BudgetShare,
+    pub(super) _place: RequestPlace,
 }
 
 impl Target {
@@ -65,12 +81,16 @@ impl Target {
         &self,
         front: &Frontend,
         peer: &Peer,
-        journal: Option<&Journal>,
+        arrival: &RequestArrival,
         permit: &MemoryPermit,
         parse: impl Future<Output = Result<InferRequest, RequestError>>,
     ) -> Result<CheckedRequest, RequestError> {
-        let pipeline = self.route.pipeline();
-        let place = permit.client().admit().inspect_err(|_| pipeline.count_host_refusal(journal))?;
+        let (pipeline, journal) = (self.route.pipeline(), arrival.journal.as_ref());
+        let refused = |why| pipeline.count_refused_arrival(why, journal);
+        let tenant =
+            front.membership.admit(arrival.tenant).inspect_err(|_| refused(CountedRefusal::TenantLimit))?;
+        let host = permit.client().admit().inspect_err(|_| refused(CountedRefusal::HostFull))?;
+        let place = RequestPlace { _host: host, tenant };
         let checked = async {
             let mut request = parse.await?;
             if let Some(journal) = journal {
@@ -102,6 +122,7 @@ impl Target {
         }
         let CheckedRequest { id, inputs, options, outputs: selection, place } = request;
         let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?.into_single();
+        place.mark_answered();
         permit.add_deliveries(delivery.into());
         Ok(InferenceAnswer { id, outputs: selection.select(&self.metadata, outputs)?, _place: place })
     }

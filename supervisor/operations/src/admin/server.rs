@@ -29,6 +29,7 @@ use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
+use shadowslice_datapath::tenants::Tenants;
 
 /// The pause after a failed accept. Without a pause, the server would retry in a busy loop, because
 /// the cause (such as too many open files) usually lasts for a while.
@@ -64,6 +65,7 @@ pub struct AdminContext {
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub clock: Clock,
+    pub tenants: Arc<Tenants>,
     pub controller: ControllerConfig,
     pub history: Arc<History>,
     /// The policy's last decision, or `None` without a policy.
@@ -135,6 +137,7 @@ impl AdminContext {
                     status::of_gpu(index, &**gpu, watched.as_ref(), self.clock.now())
                 })
                 .collect(),
+            tenants: status::of_tenants(&self.tenants),
         }
     }
 }

@@ -2,13 +2,14 @@
 
 mod gpus;
 mod table;
+mod tenants;
 mod text;
 mod triton;
 
 use crate::access_log::DroppedLines;
 use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
-use crate::status::{GpuStatus, ModelStatus};
+use crate::status::{GpuStatus, ModelStatus, TenantStatus};
 use shadowslice_control::controller::{Changes, Planned, WaitReason};
 use shadowslice_control::models::LastReload;
 use shadowslice_datapath::host_counters::HostCounts;
@@ -53,6 +54,7 @@ pub struct SupervisorMetrics {
     pub peers_refused: u64,
     /// The certificates of all listeners.
     pub certificates: Vec<Certificate>,
+    pub tenants: Vec<TenantStatus>,
     pub machine: MachineUsage,
     pub process: ProcessUsage,
 }
@@ -88,6 +90,9 @@ pub fn render(
     write_all(&mut text, table::OWN, std::slice::from_ref(own), |_| String::new());
     write_all(&mut text, table::CERTIFICATES, &own.certificates, |certificate| {
         format!("file=\"{}\",kind=\"{}\"", escaped(&certificate.file), certificate.kind)
+    });
+    write_all(&mut text, tenants::METRICS, &own.tenants, |tenant| {
+        format!("tenant=\"{}\"", escaped(&tenant.name))
     });
     write_all(&mut text, table::HOST, &[own.host], |_| String::new());
     write_all(&mut text, table::BUILD, &[()], |()| format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));

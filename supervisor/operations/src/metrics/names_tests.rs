@@ -13,7 +13,11 @@ fn all() -> Vec<(&'static str, &'static str)> {
     }
     let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
     let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::CERTIFICATES));
-    let ours = ours.chain(of(table::HOST)).chain(of(table::BUILD)).chain(of(table::PROCESS));
+    let ours = ours
+        .chain(of(tenants::METRICS))
+        .chain(of(table::HOST))
+        .chain(of(table::BUILD))
+        .chain(of(table::PROCESS));
     ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
 }
 

@@ -34,6 +34,7 @@ pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
     },
     peers_refused: 0,
     certificates: Vec::new(),
+    tenants: Vec::new(),
     machine: MachineUsage { cpu_busy: None, memory: None },
     process: ProcessUsage {
         cpu_s: None,

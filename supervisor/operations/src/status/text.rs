@@ -2,7 +2,7 @@
 
 use super::sleep::sleep_notes;
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
-use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
+use super::{HostStatus, ModelStatus, SupervisorStatus, gpus, tenants};
 use crate::figures;
 use crate::plan::ModelPlan;
 use shadowslice_control::controller::{ChangeCause, HandoverReport, ReportedState};
@@ -38,6 +38,9 @@ pub(crate) fn text(status: &HostStatus) -> String {
         }
     }
     status.supervisor.iter().for_each(|own| say(&supervisor(own)));
+    if !status.tenants.is_empty() {
+        lines.extend(aligned(&tenants::COLUMNS, &status.tenants, WIDTH, LongCell::Cut));
+    }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
@@ -183,7 +186,15 @@ mod tests {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
         let (host, gpus) = (HostState::Serving, Vec::new());
-        text(&HostStatus { supervisor, host, ready: true, upgrading: false, models, gpus })
+        text(&HostStatus {
+            supervisor,
+            host,
+            ready: true,
+            upgrading: false,
+            models,
+            gpus,
+            tenants: Vec::new(),
+        })
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::messages::Ticket;
 use super::queue::{QueuedRequest, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use crate::pauses::RunningBatch;
-use crate::tenants::TenantTurns;
+use crate::tenants::{TenantSet, TenantTurns};
 use shadowslice_shared::ids::WorkerId;
 
 /// The multiple of a batch's predicted time after which the lane counts as stalled. A high load alone
@@ -225,6 +225,17 @@ impl<K, T> Lane<K, T> {
         let slot = self.next_slot()?;
         self.streams.steps.retain(|step| !step.item.is_settled());
         Some((slot, self.streams.steps.pop_front()?))
+    }
+
+    /// Returns the groups of SMs that the next batch uses.
+    pub fn groups(&self) -> Groups {
+        self.groups
+    }
+
+    /// Returns the tenants with requests in the batches of this lane.
+    pub fn tenants(&self) -> TenantSet {
+        let requests = self.in_flight.iter().flat_map(|batch| &batch.requests);
+        requests.map(|request| request.tenant).collect()
     }
 
     /// Returns the predicted SM time of one row in a full batch of `max_rows` rows, in SM·s. Without a

@@ -87,7 +87,8 @@ impl<K: Ord + Clone, T> TenantQueues<K, T> {
     /// Returns the next batch.
     pub(super) fn next(&mut self, terms: &BatchTerms<'_>) -> NextBatch<K, T> {
         let &BatchTerms { limits, deadline_filter, turns, now, .. } = terms;
-        if let Some(mut only) = self.0.first_entry().filter(|_| turns.weights.is_empty()) {
+        let is_only = self.0.len() == 1;
+        if let Some(mut only) = self.0.first_entry().filter(|_| is_only && turns.held.is_empty()) {
             return batcher::next(only.get_mut(), limits, deadline_filter, now);
         }
         let waiting = self.iter().filter(|(_, queue)| !queue.is_empty()).map(|(tenant, _)| tenant);
@@ -126,7 +127,8 @@ impl<K: Ord + Clone, T> TenantQueues<K, T> {
         let limits = terms.limits;
         let sizes = tenants.iter().filter_map(|&tenant| Some(self.get(tenant)?.size_of(shape)));
         let (rows, requests) = sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1));
-        let waits = |queue: &RequestQueue<K, T>| batcher::waits_until(queue, queue.head()?, limits, terms.now);
+        let waits =
+            |queue: &RequestQueue<K, T>| batcher::waits_until(queue, queue.head()?, limits, terms.now);
         rows >= u64::from(limits.max_rows)
             || requests >= limits.max_requests
             || self.get(lead).and_then(waits).is_none()
@@ -140,7 +142,8 @@ impl<K: Ord + Clone, T> TenantQueues<K, T> {
             places.sort_unstable();
             let selection = match terms.deadline_filter {
                 Some(filter) => {
-                    let due: Vec<_> = places.iter().map(|place| filter.due_request(self.at(*place))).collect();
+                    let due: Vec<_> =
+                        places.iter().map(|place| filter.due_request(self.at(*place))).collect();
                     filter.select(&due, terms.limits)
                 }
                 None => Selection { late: 0, count: places.len() },
@@ -168,7 +171,8 @@ impl<K: Ord + Clone, T> TenantQueues<K, T> {
         let mut queues: Vec<_> = tenants.iter().filter_map(of).collect();
         let (mut turns, mut rows, mut places) = (terms.turns.clone(), 0_u32, Vec::new());
         while places.len() < terms.limits.max_requests {
-            let nonempty = queues.iter_mut().filter_map(|(tenant, keys)| Some((*tenant, *keys.peek()?, keys)));
+            let nonempty =
+                queues.iter_mut().filter_map(|(tenant, keys)| Some((*tenant, *keys.peek()?, keys)));
             let least = nonempty.min_by(|one, other| turns.used(one.0).total_cmp(&turns.used(other.0)));
             let Some((tenant, key, keys)) = least else { break };
             let place = TenantPlace { key, tenant };

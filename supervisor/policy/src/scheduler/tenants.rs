@@ -15,12 +15,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.tenants()
     }
 
-    /// Returns the tenants with requests in batches on the lanes.
-    pub fn executing_tenants(&self) -> TenantSet {
-        let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
-        batches.flat_map(|batch| &batch.requests).map(|request| request.tenant).collect()
-    }
-
     /// Removes and returns the last request of the tenant with the most requests for its weight, to make room
     /// for a request of `tenant`. Returns `None` if `tenant` itself has no fewer.
     pub fn displace(&mut self, tenant: TenantId) -> Option<RefusedRequest<K, T>> {

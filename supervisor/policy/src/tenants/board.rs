@@ -99,7 +99,9 @@ impl TenantBoard {
     /// executes nothing does not need the SMs now, for example because its worker starts.
     fn waiting_elsewhere(&self, worker: u64, own: &BoardMember) -> TenantSet {
         let competes = |member: &BoardMember| {
-            member.executes && member.priority == own.priority && member.groups.common(own.groups) != Groups::NONE
+            member.executes
+                && member.priority == own.priority
+                && member.groups.common(own.groups) != Groups::NONE
         };
         let others = self.members.iter().filter(|&(&other, member)| other != worker && competes(member));
         others.fold(TenantSet::default(), |queued, (_, member)| queued.union(member.queued))

@@ -20,11 +20,21 @@ pub enum CountedRefusal {
     Quarantined,
     /// The requests of all models reached the limit `limits.in_flight`.
     HostFull,
+    /// The request exceeds a limit of its tenant.
+    TenantLimit,
 }
 
 impl CountedRefusal {
-    const NAMES: [&'static str; 7] =
-        ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined", "host_full"];
+    const NAMES: [&'static str; 8] = [
+        "not_ready",
+        "queue_full",
+        "memory_full",
+        "too_large",
+        "late",
+        "quarantined",
+        "host_full",
+        "tenant_limit",
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -35,7 +45,9 @@ impl CountedRefusal {
         match self {
             Self::TooLarge => None,
             Self::QueueFull | Self::MemoryFull | Self::Late => Some(Unanswered::Overloaded),
-            Self::NotReady | Self::Quarantined | Self::HostFull => Some(Unanswered::Refused),
+            Self::NotReady | Self::Quarantined | Self::HostFull | Self::TenantLimit => {
+                Some(Unanswered::Refused)
+            }
         }
     }
 }

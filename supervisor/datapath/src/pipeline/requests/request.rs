@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use shadowslice_policy::tenants::TenantId;
 use shadowslice_shared::tensor::TensorSpec;
 
 use super::pieces::Pieces;
@@ -98,13 +99,17 @@ pub struct RequestArrival {
     pub waited: Duration,
     /// The time from `began` after which the client no longer needs an answer, according to the protocol.
     pub timeout: Option<Duration>,
+    /// The tenant whose SM time the request uses. During an upgrade, requests that are relayed to another
+    /// supervisor belong to the default tenant.
+    pub tenant: TenantId,
     pub journal: Option<Journal>,
 }
 
 impl RequestArrival {
     /// Returns an arrival at the present time.
     pub fn now(journal: Option<Journal>) -> Self {
-        Self { began: Instant::now(), waited: Duration::ZERO, timeout: None, journal }
+        let tenant = TenantId::DEFAULT;
+        Self { began: Instant::now(), waited: Duration::ZERO, timeout: None, tenant, journal }
     }
 }
 

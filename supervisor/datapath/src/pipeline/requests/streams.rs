@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::scheduler::QueuedRequest;
+use shadowslice_policy::tenants::TenantId;
 use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
@@ -50,6 +51,7 @@ pub(crate) struct OpenStream {
     pub(crate) worker: WorkerId,
     /// The id of the batch that opened the stream.
     pub(crate) id: u64,
+    pub(crate) tenant: TenantId,
     /// The inputs of the request.
     pub(crate) inputs: Arc<Reservation>,
 }
@@ -152,7 +154,7 @@ impl OpenStream {
     }
 
     async fn step(&self, options: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
-        let Self { ref pipeline, worker, id, ref inputs } = *self;
+        let Self { ref pipeline, worker, id, tenant, ref inputs } = *self;
         let (reply_tx, reply_rx) = oneshot::channel();
         let guard = StepGuard(Claim::default());
         let now = pipeline.now();

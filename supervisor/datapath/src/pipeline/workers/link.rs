@@ -24,7 +24,7 @@ use super::BatchSocket;
 use super::occupancy::{Occupancy, OccupancyGuard};
 use super::pauses::{GpuPauses, PauseMember};
 use super::shapes::ShapeTimes;
-use super::sm_time::{GpuSmTime, ModelSmTime, SmTimeMember};
+use super::sm_time::{ExecutingSms, GpuSmTime, SmAccount, SmTimeMember, TenantPart};
 use crate::clock::monotonic_ns;
 use crate::pipeline::requests::{
     InFlightBatch, LEFT_OUT, Metadata, PendingRequest, Reservation, Shapes, WaitingRequest,
@@ -101,14 +101,14 @@ pub(crate) struct WorkerLink {
     outbox: VecDeque<Command>,
     pub(crate) residency: Residency,
     pub(crate) pauses: PauseMember,
-    sm_time: SmTimeMember,
+    pub(crate) sm_time: SmTimeMember,
 }
 
 /// The part of a link that comes from its model's pipeline.
 #[derive(Debug)]
 pub(crate) struct LinkModel {
     pub(crate) name: Arc<str>,
-    pub(crate) sm_time: Arc<ModelSmTime>,
+    pub(crate) sm_time: Arc<SmAccount>,
     /// The pause word of the worker.
     pub(crate) pause_word: Arc<PauseWord>,
 }
@@ -204,8 +204,10 @@ impl WorkerLink {
         let front = lane.in_flight().next();
         let since = front.and_then(|front| front.executing_since);
         let share = f64::from(self.location.sms.0);
-        let batch = |front: &InFlightBatch| BatchSms { groups: front.groups, share };
-        let executing = front.filter(|front| front.executing_since.is_some()).map(batch);
+        let executing = front.filter(|front| front.executing_since.is_some()).map(|front| ExecutingSms {
+            batch: BatchSms { groups: front.groups, share },
+            tenants: if self.sm_time.has_tenants() { tenant_parts(front) } else { Vec::new() },
+        });
         self.sm_time.set_executing(executing, now);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
@@ -272,6 +274,19 @@ impl WorkerLink {
             Err(_) => Ok(false),
         }
     }
+}
+
+/// Returns the parts of the tenants in a batch.
+fn tenant_parts(batch: &InFlightBatch) -> Vec<TenantPart> {
+    let mut parts: Vec<TenantPart> = Vec::new();
+    for WaitingRequest { tenant, rows, .. } in &batch.requests {
+        let fraction = f64::from(*rows) / f64::from(batch.rows.max(1));
+        match parts.iter_mut().find(|part| part.tenant == *tenant) {
+            Some(part) => part.fraction += fraction,
+            None => parts.push(TenantPart { tenant: *tenant, fraction }),
+        }
+    }
+    parts
 }
 
 /// Returns the optional inputs of a request: the tensors after the first `inputs` tensors, which

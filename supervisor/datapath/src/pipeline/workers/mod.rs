@@ -17,8 +17,7 @@ pub use link::LaneWorker;
 pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pauses::{GpuPauses, ModelPair, PauseTotal};
 pub use reader::LaneReader;
-pub(crate) use sm_time::ModelSmTime;
-pub use sm_time::{GpuSmTime, SmUse};
+pub use sm_time::{GpuSmTime, SmAccount, SmUse};
 pub use socket::BatchSocket;
 
 pub(crate) use link::{PipelineBatch, PipelineLane, PipelineScheduler, WorkerLink};

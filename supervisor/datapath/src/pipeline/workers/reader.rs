@@ -249,7 +249,7 @@ impl LaneReader {
 
     fn open_stream(&self, id: u64, request: &WaitingRequest) -> OpenStream {
         let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
-        OpenStream { pipeline, worker: self.worker, id, inputs }
+        OpenStream { pipeline, worker: self.worker, id, tenant: request.tenant, inputs }
     }
 
     /// Handles a failed batch. If the batch had only one request, the client receives the engine's

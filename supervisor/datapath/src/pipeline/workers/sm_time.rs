@@ -1,12 +1,16 @@
-//! The SM time that the batches of each model use on a GPU, and the energy in proportion. A batch has the
-//! SMs that [`divide`] gives it. Warm-ups do not count, and a batch that pauses counts as executing.
+//! The SM time that the batches of each model and tenant use on a GPU, and the energy in proportion. A batch
+//! has the SMs that [`divide`] gives it. Each tenant has the part that its rows have in the batch. Warm-ups
+//! do not count, and a batch that pauses counts as executing.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::sm_time::{BatchSms, divide};
+use shadowslice_policy::tenants::{BoardMember, TenantBoard, TenantId, TenantTurns};
 use shadowslice_shared::units::{Sms, Timestamp};
+
+use crate::tenants::Tenants;
 
 /// The use of one GPU since the supervisor started.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -17,20 +21,20 @@ pub struct SmUse {
     pub energy_j: Option<f64>,
 }
 
-/// The use of a GPU by one model.
+/// The use of GPUs by one model or one tenant.
 #[derive(Debug, Default)]
-pub(crate) struct ModelSmTime(Mutex<ModelUse>);
+pub struct SmAccount(Mutex<AccountUse>);
 
 #[derive(Debug, Default)]
-struct ModelUse {
+struct AccountUse {
     total: SmUse,
     /// The SM time since the last reading of the GPU's energy, in SM·s.
     since_reading: f64,
-    /// True if the model is in the list of those with SM time since the last reading.
+    /// True if the account is in the list of those with SM time since the last reading.
     is_listed: bool,
 }
 
-impl ModelSmTime {
+impl SmAccount {
     pub(crate) fn total(&self) -> SmUse {
         self.0.lock().total
     }
@@ -41,7 +45,7 @@ impl ModelSmTime {
         used.since_reading += sm_seconds;
     }
 
-    /// Returns true if the model was not in the list of those with SM time since the last reading.
+    /// Returns true if the account was not in the list of those with SM time since the last reading.
     fn list(&self) -> bool {
         !std::mem::replace(&mut self.0.lock().is_listed, true)
     }
@@ -60,6 +64,8 @@ impl ModelSmTime {
 pub struct GpuSmTime {
     /// The number of SMs of each group, or of the GPU if it does not divide.
     sizes: Vec<Sms>,
+    /// The tenants, if there are several.
+    tenants: OnceLock<Arc<Tenants>>,
     state: Mutex<SmTimeState>,
 }
 
@@ -68,10 +74,28 @@ struct SmTimeState {
     executing: Vec<ExecutingWorker>,
     /// The time up to which the SM time is counted.
     at: Timestamp,
-    /// The models with SM time since the last reading of the GPU's energy.
-    uncharged: Vec<Arc<ModelSmTime>>,
+    /// The accounts with SM time since the last reading of the GPU's energy.
+    uncharged: Vec<Arc<SmAccount>>,
     reading: Option<EnergyReading>,
     joined: u64,
+    /// The virtual times of the tenants, if there are several.
+    board: Option<TenantBoard>,
+}
+
+/// The batch that a worker executes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ExecutingSms {
+    pub(crate) batch: BatchSms,
+    /// The parts of the tenants. The list is empty if there is only one tenant.
+    pub(crate) tenants: Vec<TenantPart>,
+}
+
+/// The part that a tenant has in a batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct TenantPart {
+    pub(crate) tenant: TenantId,
+    /// The fraction of the rows.
+    pub(crate) fraction: f64,
 }
 
 #[derive(Debug)]
@@ -80,7 +104,14 @@ struct ExecutingWorker {
     batch: BatchSms,
     /// The number of SMs that the batch has.
     sms: f64,
-    model: Arc<ModelSmTime>,
+    model: Arc<SmAccount>,
+    tenants: Vec<TenantAccount>,
+}
+
+#[derive(Debug)]
+struct TenantAccount {
+    part: TenantPart,
+    account: Arc<SmAccount>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,11 +124,20 @@ struct EnergyReading {
 impl GpuSmTime {
     /// Creates the SM time of an idle GPU.
     pub fn new(sizes: Vec<Sms>) -> Arc<Self> {
-        Arc::new(Self { sizes, state: Mutex::default() })
+        Arc::new(Self { sizes, tenants: OnceLock::new(), state: Mutex::default() })
     }
 
-    /// Divides the energy since the last reading among the models, in proportion to their SM time. The
-    /// part of idle SMs belongs to no model.
+    /// Divides the SM time among tenants from now on. Does nothing if there is only one tenant.
+    pub fn divide_among(&self, tenants: &Arc<Tenants>) {
+        let weights = tenants.weights();
+        if weights.len() > 1 && self.tenants.set(Arc::clone(tenants)).is_ok() {
+            let sms: u32 = self.sizes.iter().map(|size| size.0).sum();
+            self.state.lock().board = Some(TenantBoard::new(weights, sms.into()));
+        }
+    }
+
+    /// Divides the energy since the last reading among the models, and among the tenants, in proportion to
+    /// their SM time. The part of idle SMs belongs to nobody.
     pub fn charge(&self, energy_mj: u64, now: Timestamp) {
         let mut state = self.state.lock();
         state.advance(now);
@@ -111,8 +151,8 @@ impl GpuSmTime {
         let capacity = f64::from(sms) * reading.at.since(last.at).as_secs_f64();
         // If the driver was loaded again, its counter started from zero.
         let used = energy_mj.saturating_sub(last.energy_mj) as f64 / 1e3;
-        for model in std::mem::take(&mut state.uncharged) {
-            model.charge(used / capacity);
+        for account in std::mem::take(&mut state.uncharged) {
+            account.charge(used / capacity);
         }
         state.list_executing();
     }
@@ -122,14 +162,24 @@ impl SmTimeState {
     fn advance(&mut self, now: Timestamp) {
         let passed = now.since(self.at).as_secs_f64();
         for worker in &self.executing {
-            worker.model.add(worker.sms * passed);
+            let used = worker.sms * passed;
+            worker.model.add(used);
+            for TenantAccount { part, account } in &worker.tenants {
+                account.add(used * part.fraction);
+                if let Some(board) = &mut self.board {
+                    board.charge(worker.id, part.tenant, used * part.fraction);
+                }
+            }
         }
         self.at = self.at.max(now);
     }
 
     fn list_executing(&mut self) {
-        let new = self.executing.iter().map(|worker| &worker.model).filter(|model| model.list());
-        self.uncharged.extend(new.cloned());
+        let accounts = self.executing.iter().flat_map(|worker| {
+            let tenants = worker.tenants.iter().map(|tenant| &tenant.account);
+            std::iter::once(&worker.model).chain(tenants)
+        });
+        self.uncharged.extend(accounts.filter(|account| account.list()).cloned());
     }
 
     fn divide(&mut self, sizes: &[Sms]) {
@@ -146,12 +196,12 @@ impl SmTimeState {
 pub(crate) struct SmTimeMember {
     gpu: Arc<GpuSmTime>,
     id: u64,
-    model: Arc<ModelSmTime>,
-    executing: Option<BatchSms>,
+    model: Arc<SmAccount>,
+    executing: Option<ExecutingSms>,
 }
 
 impl SmTimeMember {
-    pub(crate) fn join(gpu: Arc<GpuSmTime>, model: Arc<ModelSmTime>) -> Self {
+    pub(crate) fn join(gpu: Arc<GpuSmTime>, model: Arc<SmAccount>) -> Self {
         let mut state = gpu.state.lock();
         state.joined += 1;
         let id = state.joined;
@@ -159,18 +209,46 @@ impl SmTimeMember {
         Self { gpu, id, model, executing: None }
     }
 
+    /// Returns true if there are several tenants.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.gpu.tenants.get().is_some()
+    }
+
     /// Records the SMs of the batch that the worker executes now, or `None` if it executes none.
-    pub(crate) fn set_executing(&mut self, batch: Option<BatchSms>, now: Timestamp) {
-        if self.executing == batch {
+    pub(crate) fn set_executing(&mut self, executing: Option<ExecutingSms>, now: Timestamp) {
+        if self.executing == executing {
             return;
         }
-        self.executing = batch;
+        let worker = executing.clone().map(|executing| self.executing(executing));
+        self.executing = executing;
         let mut state = self.gpu.state.lock();
         state.advance(now);
         state.executing.retain(|worker| worker.id != self.id);
-        let model = Arc::clone(&self.model);
-        state.executing.extend(batch.map(|batch| ExecutingWorker { id: self.id, batch, sms: 0.0, model }));
+        state.executing.extend(worker);
         state.divide(&self.gpu.sizes);
+    }
+
+    fn executing(&self, ExecutingSms { batch, tenants }: ExecutingSms) -> ExecutingWorker {
+        let account = |part: TenantPart| {
+            let account = Arc::clone(self.gpu.tenants.get()?.account(part.tenant)?);
+            Some(TenantAccount { part, account })
+        };
+        let tenants = tenants.into_iter().filter_map(account).collect();
+        ExecutingWorker { id: self.id, batch, sms: 0.0, model: Arc::clone(&self.model), tenants }
+    }
+
+    /// Records the tenants with requests for the worker's model.
+    pub(crate) fn set_board(&self, member: BoardMember) {
+        if let Some(board) = &mut self.gpu.state.lock().board {
+            board.set(self.id, Some(member));
+        }
+    }
+
+    /// Returns the turns of the tenants in the queue of the worker's model.
+    pub(crate) fn turns(&self, now: Timestamp) -> Option<TenantTurns> {
+        let mut state = self.gpu.state.lock();
+        state.advance(now);
+        state.board.as_ref().map(|board| board.turns(self.id))
     }
 }
 
@@ -179,6 +257,9 @@ impl Drop for SmTimeMember {
         let mut state = self.gpu.state.lock();
         state.executing.retain(|worker| worker.id != self.id);
         state.divide(&self.gpu.sizes);
+        if let Some(board) = &mut state.board {
+            board.set(self.id, None);
+        }
     }
 }
 
@@ -194,16 +275,19 @@ mod tests {
         Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
-    const WHOLE: Option<BatchSms> = Some(BatchSms { groups: Groups::WHOLE, share: 100.0 });
+    fn whole(tenants: &[(TenantId, f64)]) -> Option<ExecutingSms> {
+        let tenants = tenants.iter().map(|&(tenant, fraction)| TenantPart { tenant, fraction }).collect();
+        Some(ExecutingSms { batch: BatchSms { groups: Groups::WHOLE, share: 100.0 }, tenants })
+    }
 
     #[test]
     fn models_divide_the_sm_time_and_the_energy_and_idle_time_belongs_to_nobody() {
         let gpu = GpuSmTime::new(vec![Sms(100)]);
-        let models: [Arc<ModelSmTime>; 2] = Default::default();
+        let models: [Arc<SmAccount>; 2] = Default::default();
         let mut workers = models.clone().map(|model| SmTimeMember::join(Arc::clone(&gpu), model));
         gpu.charge(5_000_000, at(0));
-        workers[0].set_executing(WHOLE, at(0));
-        workers[1].set_executing(WHOLE, at(10));
+        workers[0].set_executing(whole(&[]), at(0));
+        workers[1].set_executing(whole(&[]), at(10));
         workers[0].set_executing(None, at(20));
         workers[1].set_executing(None, at(30));
         // The GPU uses 400 J in 40 s. It is idle for 10 s.
@@ -218,12 +302,12 @@ mod tests {
     #[test]
     fn a_worker_that_dies_uses_nothing_more() {
         let gpu = GpuSmTime::new(vec![Sms(100)]);
-        let models: [Arc<ModelSmTime>; 2] = Default::default();
+        let models: [Arc<SmAccount>; 2] = Default::default();
         let mut workers = models.clone().map(|model| SmTimeMember::join(Arc::clone(&gpu), model));
-        workers.iter_mut().for_each(|worker| worker.set_executing(WHOLE, at(0)));
+        workers.iter_mut().for_each(|worker| worker.set_executing(whole(&[]), at(0)));
         let [dies, mut survives] = workers;
         survives.set_executing(None, at(10));
-        survives.set_executing(WHOLE, at(10));
+        survives.set_executing(whole(&[]), at(10));
         drop(dies);
         survives.set_executing(None, at(20));
         let used = models.map(|model| model.total());

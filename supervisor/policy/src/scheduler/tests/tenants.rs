@@ -37,13 +37,15 @@ impl Served {
         let end = self.now + ms;
         while self.now < end {
             refill(self);
-            let (queued, executing) = (self.model.queued_tenants(), self.model.executing_tenants());
-            let active = queued.union(executing);
+            let queued = self.model.queued_tenants();
+            let active = queued.union(self.model.lane(WORKER).unwrap().tenants());
             let member = BoardMember { priority: 1, groups: Groups::WHOLE, executes: true, queued, active };
             self.board.set(1, Some(member));
             self.model.set_turns(self.board.turns(1));
             go(&mut self.model, at(self.now));
-            let Some(front) = self.model.lane(WORKER).and_then(|lane| lane.in_flight().next()) else { return };
+            let Some(front) = self.model.lane(WORKER).and_then(|lane| lane.in_flight().next()) else {
+                return;
+            };
             let took = 10 + u64::from(front.rows);
             self.now += took;
             let row = took as f64 / 1e3 * 100.0 / f64::from(front.rows);
