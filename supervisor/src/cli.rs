@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{check_run, init, manual, place, serve};
+use crate::{check_run, cost, init, manual, place, serve};
 use shadowslice_config as config;
 use shadowslice_control::host;
 use shadowslice_ingress::expiry_warnings;
@@ -239,6 +239,14 @@ enum Command {
     /// `profile` starts workers as `serve` does, for one share after the other. Nothing else should
     /// use the device during the measurement.
     Profile(Box<profile::ProfileOptions>),
+    /// Measure what inferences of each model cost, alone and together.
+    ///
+    /// `cost` starts the models as `serve` does, without addresses for clients. It searches the highest
+    /// rate at which each model alone meets its SLO, and then the highest common factor of these rates
+    /// at which all of them meet their SLOs together. It prints the cost and the GPU's energy of a
+    /// million inferences, and what sharing saves. Nothing else should use the GPU. Five models take
+    /// about five minutes.
+    Cost(Box<cost::CostOptions>),
     /// Print a script for a shell that completes this program's commands, options and values.
     ///
     /// Packages install this script. To load the script manually, run `source <(shadowslice completions bash)`.
@@ -317,6 +325,7 @@ pub(crate) fn run() -> ExitCode {
         },
         Command::Doctor(options) => doctor::run(&options),
         Command::Profile(options) => profile::run(&options),
+        Command::Cost(options) => cost::run(&options),
         Command::Completions { shell } => manual::completions(Cli::command(), shell),
         Command::Man { folder } => manual::pages(Cli::command(), &folder),
     };

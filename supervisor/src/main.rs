@@ -2,6 +2,7 @@
 
 mod check_run;
 mod cli;
+mod cost;
 mod ground;
 mod init;
 mod lifecycle;

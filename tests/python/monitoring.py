@@ -51,6 +51,10 @@ class Monitoring(unittest.TestCase):
         self.promtool("check", "rules", ALERTS.name)
         self.promtool("test", "rules", "alerts.test.yaml")
 
+    def test_costs_are_divided_and_opencost_finds_its_series(self):
+        self.promtool("check", "rules", "--lint=none", "costs.yaml")
+        self.promtool("test", "rules", "costs.test.yaml")
+
     def test_every_panel_asks_what_prometheus_understands(self):
         rules = [{"record": "panel", "expr": expression} for _, expression in expressions()]
         self.assertGreater(len(rules), 10)

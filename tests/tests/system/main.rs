@@ -10,6 +10,7 @@ mod broken;
 mod cache;
 mod check;
 mod collector;
+mod cost;
 mod crash;
 mod doctor;
 mod drain;

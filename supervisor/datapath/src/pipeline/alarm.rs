@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// An alarm that waits for one point in time.
 #[derive(Debug)]
-pub(crate) struct Alarm {
+pub struct Alarm {
     clock: Clock,
     /// The timer. If the kernel could not create one, this is `None`, and the alarm uses the
     /// reactor's timers.
@@ -31,7 +31,7 @@ pub(crate) struct Alarm {
 
 impl Alarm {
     /// Creates an alarm. Call this function from a task of the async reactor.
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub fn new(clock: Clock) -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);
         let timer = timer.and_then(adopt).inspect_err(|error| {
@@ -42,7 +42,7 @@ impl Alarm {
 
     /// Waits until `due`. Returns immediately if `due` has passed. Dropping the future has no
     /// effect on later waits.
-    pub(crate) async fn wait(&self, due: Timestamp) {
+    pub async fn wait(&self, due: Timestamp) {
         let due = due.min(self.clock.now() + LONGEST);
         let fired = match &self.timer {
             Some(timer) => fire(timer, due.since(self.clock.now())).await,

@@ -58,7 +58,7 @@ pub use workers::{
 
 use crate::clock::Clock;
 use crate::trace::Journal;
-use alarm::Alarm;
+pub use alarm::Alarm;
 pub use cache::CacheCounts;
 use cache::ResponseCache;
 use figures::{StallMeter, Stats};

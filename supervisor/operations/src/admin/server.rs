@@ -102,19 +102,21 @@ impl AdminContext {
         PlanReport::of(&self.controller, planned.as_deref())
     }
 
-    /// Divides the energy that each GPU has used among its models.
-    fn charge_energy(&self, watched: &[Option<Reading>]) {
+    /// Counts the SM time up to now, and divides the energy that each GPU has used among its models.
+    fn count_sm_time(&self, watched: &[Option<Reading>]) {
         for (gpu, reading) in self.gpus.iter().zip(watched) {
+            let (sm_time, now) = (&gpu.facts().sm_time, self.clock.now());
+            sm_time.advance(now);
             let usage = reading.as_ref().and_then(|reading| reading.usage.as_ref());
             if let Some(energy_mj) = usage.and_then(|usage| usage.power.energy_mj) {
-                gpu.facts().sm_time.charge(energy_mj, self.clock.now());
+                sm_time.charge(energy_mj, now);
             }
         }
     }
 
     pub fn status(&self) -> HostStatus {
         let watched = self.readings.look();
-        self.charge_energy(&watched);
+        self.count_sm_time(&watched);
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.decided();
         let models = self.models();

@@ -283,7 +283,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
 }
 
 #[test]
-fn twenty_models_fill_less_than_220_kb() {
+fn twenty_models_fill_less_than_225_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
@@ -293,7 +293,7 @@ fn twenty_models_fill_less_than_220_kb() {
     let names = table::MODELS.iter().map(|metric| metric.name);
     let missing: Vec<_> = names.filter(|name| !is_shown(name)).collect();
     assert!(missing.is_empty(), "{missing:?} have no values");
-    assert!(text.len() < 220_000, "{} bytes", text.len());
+    assert!(text.len() < 225_000, "{} bytes", text.len());
 }
 
 fn worker(role: ReportedRole, memory_mib: Option<u64>) -> WorkerStatus {

@@ -9,8 +9,8 @@ use super::clock::FairClock;
 use super::{TenantId, TenantSet, TenantTurns};
 
 /// The time by which a tenant may be ahead of a tenant with requests for another model on the same SMs. It
-/// is about one batch, so that models whose tenants are even do not alternate.
-const MAX_LEAD: Duration = Duration::from_millis(10);
+/// is about one short batch, so that models whose tenants are even do not alternate.
+const MAX_LEAD: Duration = Duration::from_millis(2);
 
 /// The longest time for which requests wait for another tenant before the turns are computed again.
 const MAX_HELD: Duration = Duration::from_millis(5);

@@ -174,7 +174,8 @@ mod tests {
         let counts = stats.counts(TrafficCounts { refused: 4, ..TrafficCounts::default() });
         let json = serde_json::to_value(counts).unwrap();
         let refused = serde_json::json!({
-            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0, "host_full": 0
+            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0, "host_full": 0,
+            "tenant_limit": 0
         });
         assert_eq!(
             (&json["accepted"], &json["rejected"], &json["invalid"], &json["refused"]),

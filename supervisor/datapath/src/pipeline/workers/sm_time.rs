@@ -136,6 +136,11 @@ impl GpuSmTime {
         }
     }
 
+    /// Counts the SM time of the executing batches up to `now`. Call this before you read totals.
+    pub fn advance(&self, now: Timestamp) {
+        self.state.lock().advance(now);
+    }
+
     /// Divides the energy since the last reading among the models, and among the tenants, in proportion to
     /// their SM time. The part of idle SMs belongs to nobody.
     pub fn charge(&self, energy_mj: u64, now: Timestamp) {
@@ -295,6 +300,11 @@ mod tests {
         let expected = SmUse { sm_seconds: 1_500.0, energy_j: Some(150.0) };
         assert_eq!(models.each_ref().map(|model| model.total()), [expected; 2]);
         gpu.charge(5_400_000, at(40));
+        workers[0].set_executing(whole(&[]), at(40));
+        gpu.advance(at(41));
+        assert_eq!(models[0].total().sm_seconds, expected.sm_seconds + 100.0, "the batch still executes");
+        let expected = SmUse { sm_seconds: expected.sm_seconds + 100.0, ..expected };
+        workers[0].set_executing(None, at(41));
         gpu.charge(100, at(50));
         assert_eq!(models[0].total(), expected, "the driver was loaded again");
     }
