@@ -214,6 +214,9 @@ async fn together(host: &CostHost, plan: &MixPlan<'_>, mut search: RateSearch) -
             best = Some(MixMeasurement { policy, factor, models: models.collect(), capacity_sm_s, power_w });
         }
     }
+    if best.is_none() {
+        print_error(&format!("{policy}: the models meet their SLOs together at none of these rates"));
+    }
     best
 }
 

@@ -35,10 +35,7 @@ async fn equal_models_cost_the_same_and_all_costs_add_up_to_the_price() {
     let output = cost(&home, &["--price", "3.6/h", "--span", "600ms", "--json"]).await;
     let progress = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{progress}");
-    assert!(
-        progress.contains("a alone at ") && progress.contains("adaptive, "),
-        "{progress}"
-    );
+    assert!(progress.contains("a alone at ") && progress.contains("adaptive, "), "{progress}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let alone = report["alone"].as_array().unwrap();
     for model in alone {
