@@ -217,6 +217,7 @@ mod tests {
 
     fn pipeline() -> Arc<Pipeline> {
         let settings = PipelineSettings {
+            tenant_weights: vec![1.0],
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },

@@ -1,5 +1,6 @@
 //! The models of a configuration, which this process runs without servers for clients.
 
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ const IDLE_SPAN: Duration = Duration::from_secs(3);
 pub(super) struct CostHost {
     models: Vec<CostModel>,
     readings: Arc<Readings>,
-    /// The GPUs with models.
-    gpus: Vec<Arc<dyn GpuBackend>>,
+    /// The GPUs with models, by their index in the configuration.
+    gpus: BTreeMap<usize, Arc<dyn GpuBackend>>,
     clock: Clock,
 }
 
@@ -56,18 +57,18 @@ pub(super) struct LoadRun {
     /// The SM time of each model in SM·s.
     pub(super) sm_seconds: Vec<f64>,
     pub(super) measured: Duration,
-    /// The power of each GPU in W, or `None` if it is unknown.
-    powers: Vec<Option<f64>>,
+    /// The power of each GPU with models in W, or `None` if it is unknown.
+    powers: BTreeMap<usize, Option<f64>>,
 }
 
 impl LoadRun {
     pub(super) fn power_of(&self, gpu: usize) -> Option<f64> {
-        self.powers.get(gpu).copied().flatten()
+        self.powers.get(&gpu).copied().flatten()
     }
 
     /// Returns the power of all GPUs in W.
     pub(super) fn power(&self) -> Option<f64> {
-        self.powers.iter().copied().sum()
+        self.powers.values().copied().sum()
     }
 }
 
@@ -153,7 +154,7 @@ impl CostHost {
         }
         let has_models = |gpu: &usize| config.models.iter().any(|model| model.gpu == *gpu);
         let gpus = (0..context.gpus.len()).filter(has_models);
-        let gpus = gpus.map(|gpu| Arc::clone(&context.gpus[gpu])).collect();
+        let gpus = gpus.map(|gpu| (gpu, Arc::clone(&context.gpus[gpu]))).collect();
         Ok(Self { models, readings: Arc::clone(&context.readings), gpus, clock: context.clock })
     }
 
@@ -171,18 +172,18 @@ impl CostHost {
 
     /// Returns the SM time of all GPUs with models, in SM·s.
     pub(super) fn capacity(&self, span: Duration) -> f64 {
-        let sms: u32 = self.gpus.iter().map(|gpu| gpu.facts().sms.0).sum();
+        let sms: u32 = self.gpus.values().map(|gpu| gpu.facts().sms.0).sum();
         f64::from(sms) * span.as_secs_f64()
     }
 
     /// Returns the power of all idle GPUs in W, or `None` if it is unknown.
     pub(super) async fn idle_power(&self) -> Option<f64> {
-        if self.readings.look().iter().all(Option::is_none) {
+        let before = self.energies();
+        if before.values().all(Option::is_none) {
             return None;
         }
-        let before = self.energies();
         tokio::time::sleep(IDLE_SPAN).await;
-        powers(&before, &self.energies()).into_iter().sum()
+        powers(&before, &self.energies()).into_values().sum()
     }
 
     /// Sends requests to the models at these rates, and measures `span` after `settle`.
@@ -207,17 +208,22 @@ impl CostHost {
 
     fn sm_seconds(&self) -> Vec<f64> {
         let now = self.clock.now();
-        self.gpus.iter().for_each(|gpu| gpu.facts().sm_time.advance(now));
+        self.gpus.values().for_each(|gpu| gpu.facts().sm_time.advance(now));
         self.models.iter().map(|model| model.served.pipeline.report().sm_use.sm_seconds).collect()
     }
 
-    fn energies(&self) -> Vec<Option<EnergySample>> {
+    fn energies(&self) -> Energies {
         let sample = |reading: shadowslice_control::nvml::Reading| {
             Some(EnergySample { energy_mj: reading.usage?.power.energy_mj?, at: reading.read_at })
         };
-        self.readings.look().into_iter().map(|reading| reading.and_then(sample)).collect()
+        let readings = self.readings.look().into_iter().enumerate();
+        let readings = readings.filter(|(gpu, _)| self.gpus.contains_key(gpu));
+        readings.map(|(gpu, reading)| (gpu, reading.and_then(sample))).collect()
     }
 }
+
+/// The energies of GPUs, by their index in the configuration.
+type Energies = BTreeMap<usize, Option<EnergySample>>;
 
 /// The energy of a GPU since its driver was loaded.
 struct EnergySample {
@@ -226,14 +232,14 @@ struct EnergySample {
 }
 
 /// Returns the mean power of each GPU between two samples, in W.
-fn powers(before: &[Option<EnergySample>], after: &[Option<EnergySample>]) -> Vec<Option<f64>> {
-    let power = |(before, after): (&Option<EnergySample>, &Option<EnergySample>)| {
+fn powers(before: &Energies, after: &Energies) -> BTreeMap<usize, Option<f64>> {
+    let power = |before: &Option<EnergySample>, after: &Option<EnergySample>| {
         let (before, after) = (before.as_ref()?, after.as_ref()?);
         let took = after.at.saturating_duration_since(before.at).as_secs_f64();
         let joules = after.energy_mj.checked_sub(before.energy_mj)? as f64 / 1e3;
         (took > 0.0).then(|| joules / took)
     };
-    before.iter().zip(after).map(power).collect()
+    before.iter().zip(after.values()).map(|((&gpu, before), after)| (gpu, power(before, after))).collect()
 }
 
 fn target(running: &Running, served: &Served) -> Result<LoadTarget, String> {

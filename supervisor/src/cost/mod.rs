@@ -34,6 +34,12 @@ const ADAPTIVE_SETTLE_FRACTION: f64 = 1.25;
 /// The lateness of requests above which the load itself is too slow.
 const MAX_LATE: Duration = Duration::from_millis(20);
 
+/// The lowest rate that an option can give. Models get one request in a quarter of an hour.
+const MIN_RATE: f64 = 0.001;
+
+/// The highest rate that an option can give, which no model reaches.
+const MAX_RATE: f64 = 1e6;
+
 /// The name of the policy `static` with every model on the whole GPU.
 const PLAIN_MPS: &str = "plain MPS";
 
@@ -76,9 +82,10 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 fn rate(text: &str) -> Result<ModelRate, String> {
     let parsed = text.rsplit_once('=').and_then(|(model, rate)| Some((model, rate.parse().ok()?)));
-    let (model, rate) = parsed
-        .filter(|(_, rate): &(&str, f64)| rate.is_finite() && *rate > 0.0)
-        .ok_or_else(|| format!("invalid rate `{text}`; use for example bert=100"))?;
+    let (model, rate) =
+        parsed.filter(|(_, rate): &(&str, f64)| (MIN_RATE..=MAX_RATE).contains(rate)).ok_or_else(|| {
+            format!("invalid rate `{text}`; use for example bert=100, from {MIN_RATE} to {MAX_RATE}")
+        })?;
     Ok(ModelRate { model: model.to_owned(), rate })
 }
 
@@ -200,7 +207,10 @@ async fn together(host: &CostHost, plan: &MixPlan<'_>, mut search: RateSearch) -
         let rates: Vec<f64> = full.iter().map(|rate| rate * factor).collect();
         let run = host.run(&rates, settle, span).await;
         progress(&format!("{policy}, {:.0} % of the rates", factor * 100.0), &run.counts);
-        let holds = run.counts.iter().enumerate().all(|(index, counts)| host.target(index).holds(counts));
+        // A model with a low rate may get no request in the measured time.
+        let holds =
+            |(index, counts): (usize, &LoadCounts)| counts.offered == 0 || host.target(index).holds(counts);
+        let holds = run.counts.iter().enumerate().all(holds);
         search.record(factor, holds);
         if holds {
             let models = host.names().zip(&rates).zip(run.counts.iter().zip(&run.sm_seconds));

@@ -105,7 +105,13 @@ async fn tenants_of_a_model_under_overload_get_sm_time_by_weight_and_alone_all_o
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_of_two_models_divide_the_gpu_by_weight() {
-    let server = start(SEARCH_AND_ADS, 2, 8.0, "slo: 10s, batch: {max: 4}, queue: {on_late: serve}").await;
+    let server = start(
+        SEARCH_AND_ADS,
+        2,
+        8.0,
+        "share: {initial: 100%}, slo: 10s, batch: {max: 4}, queue: {on_late: serve}",
+    )
+    .await;
     let floods =
         [("m0", "ads"), ("m1", "search")].map(|(model, tenant)| Flood::start(&server, model, tenant, 24));
     used(&server, 20.0).await;

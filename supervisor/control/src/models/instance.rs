@@ -91,6 +91,7 @@ impl ModelFactory {
         let model = Arc::clone(&spec.model);
         let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
         let settings = PipelineSettings {
+            tenant_weights: self.context.tenants.weights(),
             name: model.name.clone(),
             live: live(&model),
             max_requests: model.queue.max_requests,

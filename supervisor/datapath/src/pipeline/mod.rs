@@ -32,8 +32,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::scheduler::{self, QueuedRequest, Scheduler};
-use shadowslice_policy::tenants::TenantId;
+use shadowslice_policy::scheduler::{self, QueuedRequest, RefusalReason, Scheduler};
+use shadowslice_policy::tenants::{TenantId, TenantTurns};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Timestamp;
@@ -84,6 +84,8 @@ pub struct PipelineSettings {
     pub content: Arc<ModelContent>,
     /// The signals to the task that decides which models sleep.
     pub residency: Arc<ResidencySignal>,
+    /// The weights of the tenants in the order of their ids.
+    pub tenant_weights: Vec<f64>,
 }
 
 /// The settings of a pipeline that can change while the pipeline serves.
@@ -133,10 +135,13 @@ impl Pipeline {
     ) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
+        let mut scheduler =
+            Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now());
+        scheduler.set_turns(TenantTurns::new(&settings.tenant_weights));
         let state = PipelineState {
             name: Arc::clone(&name),
             gate: Gate::Loading,
-            scheduler: Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now()),
+            scheduler,
             links: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::default(),
@@ -306,10 +311,8 @@ impl Pipeline {
             return Err(RequestFailure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs, tenant, now) else {
-            let why =
-                format!("the queue of model '{}' is full: its {limit} bytes of memory are in use", self.name);
             refuse(CountedRefusal::MemoryFull);
-            return Err(RequestFailure::Unavailable(why));
+            return Err(refusals::memory_full(&self.name));
         };
         for (index, input) in inputs.iter().enumerate() {
             memory.fill(index, &input.data).map_err(|error| RequestFailure::Internal(error.to_string()))?;
@@ -318,22 +321,24 @@ impl Pipeline {
     }
 
     /// Reserves memory for these inputs. If the memory is full, first removes settled requests from
-    /// the queue. If it is still full, removes requests of tenants that have more requests for their weight.
+    /// the queue. If it is still full, removes a request of a tenant that has more requests for its weight.
     fn reserve(&self, inputs: &[RequestInput], tenant: TenantId, now: Timestamp) -> Option<Reservation> {
-        let reserve = || self.memory.reserve(inputs.iter().map(|input| input.data.len() as u64));
-        let mut reserved = reserve();
-        if reserved.is_none() {
+        let lengths = || inputs.iter().map(|input| input.data.len() as u64);
+        let reserve = || self.memory.reserve(lengths());
+        let reserved = reserve().or_else(|| {
             self.state.lock().scheduler.forget_settled();
-            reserved = reserve();
-        }
-        while reserved.is_none() {
+            reserve()
+        });
+        reserved.or_else(|| {
+            // The memory must be in one piece, so only a request of at least this size makes room.
+            let needed: u64 = lengths().map(requests::taken).sum();
             let mut state = self.state.lock();
-            let displaced = state.scheduler.displace(tenant)?;
+            let enough = |item: &PendingRequest| item.memory.bytes() >= needed;
+            let displaced = state.scheduler.displace(tenant, RefusalReason::MemoryFull, enough)?;
             state.reject(displaced, now);
             drop(state);
-            reserved = reserve();
-        }
-        reserved
+            reserve()
+        })
     }
 
     /// Changes the state, and sets the alarm to an earlier time if necessary. Never sets the alarm

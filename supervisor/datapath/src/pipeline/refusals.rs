@@ -29,6 +29,7 @@ impl PipelineState {
     ) -> (CountedRefusal, RequestFailure) {
         match why {
             scheduler::RefusalReason::QueueFull => (CountedRefusal::QueueFull, self.queue_full()),
+            scheduler::RefusalReason::MemoryFull => (CountedRefusal::MemoryFull, memory_full(&self.name)),
             why => (CountedRefusal::Late, self.too_late(request, *why, now)),
         }
     }
@@ -72,4 +73,11 @@ impl PipelineState {
         }
         reply(request, Err(failure));
     }
+}
+
+/// Returns the failure of a request for which the model has no memory.
+pub(crate) fn memory_full(model: &str) -> RequestFailure {
+    RequestFailure::Unavailable(format!(
+        "the queue of model '{model}' is full: its memory for requests (queue.memory) is in use"
+    ))
 }

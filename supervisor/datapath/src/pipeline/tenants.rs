@@ -29,6 +29,7 @@ impl PipelineState {
             link.sm_time.set_board(BoardMember {
                 priority: self.priority,
                 groups: lane.groups(),
+                sms: f64::from(link.location.sms.0),
                 executes: !lane.is_idle(),
                 queued,
                 active: queued.union(lane.tenants()),

@@ -94,6 +94,7 @@ impl Actor {
 
 fn settings() -> PipelineSettings {
     PipelineSettings {
+        tenant_weights: vec![1.0],
         name: "m".to_owned(),
         live: LiveSettings {
             slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },

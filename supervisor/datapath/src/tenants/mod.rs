@@ -1,7 +1,7 @@
 //! The tenants of this supervisor: what each may ask for, what it asked for, and what it used.
 //!
 //! The scheduler divides the SM time of the GPUs among tenants ([`shadowslice_policy::tenants`]). This module
-//! applies the limits on each tenant's requests, before a request is read.
+//! applies the limits on each tenant's requests, before a request's tensors are parsed.
 
 mod membership;
 
@@ -12,6 +12,7 @@ use std::time::Duration;
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 pub use membership::TenantMembership;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shadowslice_config::{DEFAULT_TENANT, RequestRate, TenantConfig, TenantsConfig};
 use shadowslice_policy::tenants::MAX_TENANTS;
@@ -56,7 +57,8 @@ struct Tenant {
     max_in_flight: Option<u32>,
     in_flight: AtomicU32,
     counts: AtomicTenantCounts,
-    sm_time: Arc<SmAccount>,
+    /// The use of each GPU.
+    sm_time: Mutex<Vec<Arc<SmAccount>>>,
 }
 
 #[derive(Debug)]
@@ -121,8 +123,14 @@ impl Tenants {
         self.0.iter().map(|tenant| tenant.weight).collect()
     }
 
-    pub(crate) fn account(&self, tenant: TenantId) -> Option<&Arc<SmAccount>> {
-        self.0.get(tenant.index()).map(|tenant| &tenant.sm_time)
+    /// Creates the accounts of a GPU, one for each tenant.
+    pub(crate) fn open_accounts(&self) -> Vec<Arc<SmAccount>> {
+        let open = |tenant: &Tenant| {
+            let account = Arc::<SmAccount>::default();
+            tenant.sm_time.lock().push(Arc::clone(&account));
+            account
+        };
+        self.0.iter().map(open).collect()
     }
 
     /// Returns a place for a request of this tenant, which counts how the request ends.
@@ -144,14 +152,14 @@ impl Tenants {
             weight: tenant.weight,
             in_flight: tenant.in_flight.load(Relaxed),
             counts: tenant.counts.read(),
-            sm_use: tenant.sm_time.total(),
+            sm_use: tenant.sm_time.lock().iter().map(|account| account.total()).sum(),
         })
     }
 }
 
 impl Tenant {
     fn unlimited() -> Self {
-        let (name, counts, sm_time) = (DEFAULT_TENANT.to_owned(), Default::default(), Arc::default());
+        let (name, counts, sm_time) = (DEFAULT_TENANT.to_owned(), Default::default(), Default::default());
         let in_flight = AtomicU32::new(0);
         Self { name, weight: 1.0, rate: None, max_in_flight: None, in_flight, counts, sm_time }
     }

@@ -143,6 +143,7 @@ mod tests {
     /// Replaces all models by one that is ready.
     fn serve(front: &Frontend) -> Arc<Pipeline> {
         let settings = PipelineSettings {
+            tenant_weights: vec![1.0],
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },

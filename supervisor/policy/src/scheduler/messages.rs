@@ -44,6 +44,8 @@ pub struct SchedulingRules {
 pub enum RefusalReason {
     /// The queue is full.
     QueueFull,
+    /// The memory for requests is full, and another tenant has less than its part.
+    MemoryFull,
     /// The request cannot be answered in time.
     TooLate,
     /// The request cannot be answered while its client waits.

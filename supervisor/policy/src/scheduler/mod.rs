@@ -159,7 +159,10 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             self.queues.push(request)
         });
         let Err(request) = pushed else { return Ok(None) };
-        let displaced = self.displace(request.tenant);
+        // Requests that were put back may exceed the limit. Then one displaced request would make no room.
+        let is_over = self.queues.is_over_limit();
+        let displaced =
+            if is_over { None } else { self.displace(request.tenant, RefusalReason::QueueFull, |_| true) };
         match self.queues.push(request) {
             Ok(()) => Ok(displaced),
             Err(request) => Err(RefusedRequest { request, why: RefusalReason::QueueFull }),

@@ -99,6 +99,11 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.entries.len()
     }
 
+    /// Returns the last request in queue order.
+    pub fn last(&self) -> Option<&QueuedRequest<K, T>> {
+        self.entries.values().next_back()
+    }
+
     /// Removes and returns the last request in queue order.
     pub fn take_last(&mut self) -> Option<QueuedRequest<K, T>> {
         let last = self.entries.keys().next_back().copied()?;

@@ -49,16 +49,23 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
 
     /// Removes and returns the last request of another tenant, to make room for a request of `tenant`. The
     /// other tenant is the one with the most requests for its weight. Returns `None` if `tenant` itself has
-    /// no fewer.
-    pub(super) fn displace(&mut self, tenant: TenantId, turns: &TenantTurns) -> Option<QueuedRequest<K, T>> {
+    /// no fewer, or if that request does not make `enough` room.
+    pub(super) fn displace(
+        &mut self,
+        tenant: TenantId,
+        turns: &TenantTurns,
+        enough: impl Fn(&T) -> bool,
+    ) -> Option<QueuedRequest<K, T>> {
         let load = |tenant, more| (self.len_of(tenant) + more) as f64 / turns.weight(tenant);
         let others = self.tenants().iter().filter(|&other| other != tenant);
         let (most, other) = others.map(|other| (load(other, 0), other)).max_by(|a, b| a.0.total_cmp(&b.0))?;
         if load(tenant, 1) >= most {
             return None;
         }
-        let queues = self.levels.values_mut().rev().filter_map(|level| level.get_mut(other));
-        let displaced = queues.filter_map(RequestQueue::take_last).next()?;
+        let mut queues = self.levels.values_mut().rev().filter_map(|level| level.get_mut(other));
+        let queue = queues.find(|queue| !queue.is_empty())?;
+        queue.last().filter(|request| enough(&request.item))?;
+        let displaced = queue.take_last()?;
         self.taken(1);
         Some(displaced)
     }
@@ -124,6 +131,11 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         if self.levels.len() > KEPT_LEVELS {
             self.levels.retain(|_, queue| !queue.is_empty());
         }
+    }
+
+    /// Returns true if there are more requests than the limit permits.
+    pub(super) fn is_over_limit(&self) -> bool {
+        self.waiting > self.max_requests
     }
 
     pub(super) fn len(&self) -> usize {

@@ -16,9 +16,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Removes and returns the last request of the tenant with the most requests for its weight, to make room
-    /// for a request of `tenant`. Returns `None` if `tenant` itself has no fewer.
-    pub fn displace(&mut self, tenant: TenantId) -> Option<RefusedRequest<K, T>> {
-        let request = self.queues.displace(tenant, &self.turns)?;
-        Some(RefusedRequest { request, why: RefusalReason::QueueFull })
+    /// for a request of `tenant`. Returns `None` if `tenant` itself has no fewer, or if that request does not
+    /// make `enough` room.
+    pub fn displace(
+        &mut self,
+        tenant: TenantId,
+        why: RefusalReason,
+        enough: impl Fn(&T) -> bool,
+    ) -> Option<RefusedRequest<K, T>> {
+        let request = self.queues.displace(tenant, &self.turns, enough)?;
+        Some(RefusedRequest { request, why })
     }
 }

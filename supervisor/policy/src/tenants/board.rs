@@ -12,6 +12,11 @@ use super::{TenantId, TenantSet, TenantTurns};
 /// is about one short batch, so that models whose tenants are even do not alternate.
 const MAX_LEAD: Duration = Duration::from_millis(2);
 
+/// The GPU time by which a tenant may be behind its part. It is several long batches: if tenants are behind
+/// only because batches end at different times, all of it is made up for. A tenant that asks for more after
+/// a while with few requests has an advantage of at most this time.
+const MAX_CREDIT: Duration = Duration::from_millis(200);
+
 /// The longest time for which requests wait for another tenant before the turns are computed again.
 const MAX_HELD: Duration = Duration::from_millis(5);
 
@@ -19,12 +24,14 @@ const MAX_HELD: Duration = Duration::from_millis(5);
 const MIN_HELD: Duration = Duration::from_micros(500);
 
 /// The state of a worker that its GPU's board needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BoardMember {
     /// The priority of the model. SM time of different priorities is not compared.
     pub priority: u32,
     /// The groups of SMs that the worker uses.
     pub groups: Groups,
+    /// The number of SMs of the worker's share.
+    pub sms: f64,
     /// True if the worker executes a batch.
     pub executes: bool,
     /// The tenants with requests in the model's queue.
@@ -67,8 +74,9 @@ impl TenantBoard {
         for priority in [before, member].into_iter().flatten().map(|member| member.priority) {
             let same = self.members.values().filter(|member| member.priority == priority);
             let active = same.fold(TenantSet::default(), |active, member| active.union(member.active));
-            let tenants = self.weights.len();
-            self.clocks.entry(priority).or_insert_with(|| FairClock::new(tenants)).set_active(active);
+            let credits = self.weights.iter().map(|weight| MAX_CREDIT.as_secs_f64() * self.sms / weight);
+            let clock = self.clocks.entry(priority).or_insert_with(|| FairClock::new(credits.collect()));
+            clock.set_active(active);
         }
     }
 
@@ -96,7 +104,8 @@ impl TenantBoard {
     }
 
     /// Returns the tenants with requests for other models that execute on the same SMs. A model that
-    /// executes nothing does not need the SMs now, for example because its worker starts.
+    /// executes nothing does not need the SMs now, for example because its worker starts. Percentages of MPS
+    /// that fit next to each other do not compete.
     fn waiting_elsewhere(&self, worker: u64, own: &BoardMember) -> TenantSet {
         let competes = |member: &BoardMember| {
             member.executes
@@ -104,7 +113,13 @@ impl TenantBoard {
                 && member.groups.common(own.groups) != Groups::NONE
         };
         let others = self.members.iter().filter(|&(&other, member)| other != worker && competes(member));
-        others.fold(TenantSet::default(), |queued, (_, member)| queued.union(member.queued))
+        let others: Vec<&BoardMember> = others.map(|(_, member)| member).collect();
+        let are_whole = others.iter().all(|member| member.groups == Groups::WHOLE);
+        let sms = own.sms + others.iter().map(|member| member.sms).sum::<f64>();
+        if are_whole && own.groups == Groups::WHOLE && sms <= self.sms {
+            return TenantSet::default();
+        }
+        others.iter().fold(TenantSet::default(), |queued, member| queued.union(member.queued))
     }
 }
 
@@ -117,7 +132,14 @@ mod tests {
 
     fn member(tenant: TenantId) -> BoardMember {
         let tenants: TenantSet = [tenant].into_iter().collect();
-        BoardMember { priority: 1, groups: Groups::WHOLE, executes: true, queued: tenants, active: tenants }
+        BoardMember {
+            priority: 1,
+            groups: Groups::WHOLE,
+            sms: 100.0,
+            executes: true,
+            queued: tenants,
+            active: tenants,
+        }
     }
 
     fn board() -> TenantBoard {
@@ -157,7 +179,13 @@ mod tests {
             assert!(board.turns(2).held.is_empty(), "{other:?}");
         }
         let mut board = board();
+        for (worker, of) in [(1, A), (2, B)] {
+            board.set(worker, Some(BoardMember { sms: 50.0, ..member(of) }));
+        }
         board.charge(2, B, 9.0);
+        assert!(board.turns(2).held.is_empty(), "the percentages fit next to each other");
+        board.set(1, Some(member(A)));
+        assert!(!board.turns(2).held.is_empty());
         board.set(1, None);
         assert!(board.turns(2).held.is_empty(), "the worker has ended");
     }

@@ -6,6 +6,8 @@ use super::{TenantId, TenantSet};
 pub(super) struct FairClock {
     /// The virtual time of each tenant, in SM·s per unit of weight.
     used: Vec<f64>,
+    /// The virtual time by which each tenant may be behind others, in SM·s per unit of weight.
+    max_credit: Vec<f64>,
     /// The tenants with requests.
     active: TenantSet,
     /// The virtual time at which an idle tenant starts. It never decreases.
@@ -13,18 +15,23 @@ pub(super) struct FairClock {
 }
 
 impl FairClock {
-    pub(super) fn new(tenants: usize) -> Self {
-        Self { used: vec![0.0; tenants], active: TenantSet::default(), start: 0.0 }
+    pub(super) fn new(max_credit: Vec<f64>) -> Self {
+        let used = vec![0.0; max_credit.len()];
+        Self { used, max_credit, active: TenantSet::default(), start: 0.0 }
     }
 
     pub(super) fn used(&self) -> &[f64] {
         &self.used
     }
 
-    /// Adds SM time of a tenant, divided by its weight.
+    /// Adds SM time of a tenant, divided by its weight. A tenant that asks for less than its part falls
+    /// behind, but by no more than its credit.
     pub(super) fn add(&mut self, tenant: TenantId, weighted: f64) {
-        if let Some(used) = self.used.get_mut(tenant.index()) {
-            *used += weighted;
+        let Some(used) = self.used.get_mut(tenant.index()) else { return };
+        *used += weighted;
+        let most = *used;
+        for (used, credit) in self.used.iter_mut().zip(&self.max_credit) {
+            *used = used.max(most - credit);
         }
     }
 
@@ -33,11 +40,13 @@ impl FairClock {
         if active == self.active {
             return;
         }
-        let of = |tenants: TenantSet| tenants.iter().filter_map(|tenant| self.used.get(tenant.index()));
-        let least = of(self.active).copied().reduce(f64::min);
+        let of_active = self.active.iter().filter_map(|tenant| self.used.get(tenant.index()));
         // After an idle period, all tenants start at the same virtual time.
-        let most = if active.is_empty() { of(self.active).copied().reduce(f64::max) } else { least };
-        self.start = self.start.max(most.unwrap_or_default());
+        let start = match active.is_empty() {
+            true => self.used.iter().copied().reduce(f64::max),
+            false => of_active.copied().reduce(f64::min),
+        };
+        self.start = self.start.max(start.unwrap_or_default());
         for tenant in active.minus(self.active).iter() {
             if let Some(used) = self.used.get_mut(tenant.index()) {
                 *used = used.max(self.start);
@@ -58,14 +67,19 @@ mod tests {
         tenants.iter().copied().collect()
     }
 
+    fn clock() -> FairClock {
+        FairClock::new(vec![50.0, 20.0])
+    }
+
     #[test]
     fn a_tenant_that_was_idle_has_neither_credit_nor_debt() {
-        let mut clock = FairClock::new(2);
+        let mut clock = clock();
         clock.set_active(set(&[A]));
         clock.add(A, 100.0);
         clock.set_active(set(&[A, B]));
         assert_eq!(clock.used(), [100.0, 100.0], "B's unused time is lent");
         clock.add(B, 7.0);
+        clock.set_active(set(&[A]));
         clock.set_active(set(&[]));
         clock.set_active(set(&[A]));
         assert_eq!(clock.used(), [107.0, 107.0], "the GPU was idle");
@@ -73,12 +87,23 @@ mod tests {
 
     #[test]
     fn a_tenant_cannot_lose_its_debt_by_a_moment_without_requests() {
-        let mut clock = FairClock::new(2);
+        let mut clock = clock();
         clock.set_active(set(&[A, B]));
         clock.add(A, 5.0);
         clock.set_active(set(&[B]));
         clock.add(B, 1.0);
         clock.set_active(set(&[A, B]));
         assert_eq!(clock.used(), [5.0, 1.0]);
+    }
+
+    #[test]
+    fn a_tenant_that_always_asks_for_little_collects_a_limited_credit() {
+        let mut clock = clock();
+        clock.set_active(set(&[A, B]));
+        for _ in 0..1_000 {
+            clock.add(A, 7.0);
+            clock.add(B, 1.0);
+        }
+        assert!((clock.used()[0] - clock.used()[1] - 20.0).abs() <= 1.0, "{:?}", clock.used());
     }
 }

@@ -77,6 +77,7 @@ impl Rig {
         for model in &config.models {
             let (lane_events_tx, _) = mpsc::channel(1);
             let settings = pipeline::PipelineSettings {
+                tenant_weights: vec![1.0],
                 name: model.name.clone(),
                 live: pipeline::LiveSettings {
                     slo: model.slo,

@@ -55,6 +55,11 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
+    /// Returns the size of the reserved memory in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.part.len
+    }
+
     /// Writes a tensor. The data must have the length that was reserved.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;

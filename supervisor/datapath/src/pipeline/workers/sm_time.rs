@@ -2,6 +2,7 @@
 //! has the SMs that [`divide`] gives it. Each tenant has the part that its rows have in the batch. Warm-ups
 //! do not count, and a batch that pauses counts as executing.
 
+use std::iter::Sum;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -21,7 +22,19 @@ pub struct SmUse {
     pub energy_j: Option<f64>,
 }
 
-/// The use of GPUs by one model or one tenant.
+impl Sum for SmUse {
+    fn sum<I: Iterator<Item = Self>>(uses: I) -> Self {
+        uses.fold(Self::default(), |sum, used| Self {
+            sm_seconds: sum.sm_seconds + used.sm_seconds,
+            energy_j: match (sum.energy_j, used.energy_j) {
+                (Some(one), Some(other)) => Some(one + other),
+                (one, other) => one.or(other),
+            },
+        })
+    }
+}
+
+/// The use of a GPU by one model or one tenant.
 #[derive(Debug, Default)]
 pub struct SmAccount(Mutex<AccountUse>);
 
@@ -64,8 +77,8 @@ impl SmAccount {
 pub struct GpuSmTime {
     /// The number of SMs of each group, or of the GPU if it does not divide.
     sizes: Vec<Sms>,
-    /// The tenants, if there are several.
-    tenants: OnceLock<Arc<Tenants>>,
+    /// The accounts of the tenants on this GPU, if there are several.
+    tenants: OnceLock<Vec<Arc<SmAccount>>>,
     state: Mutex<SmTimeState>,
 }
 
@@ -128,9 +141,9 @@ impl GpuSmTime {
     }
 
     /// Divides the SM time among tenants from now on. Does nothing if there is only one tenant.
-    pub fn divide_among(&self, tenants: &Arc<Tenants>) {
+    pub fn divide_among(&self, tenants: &Tenants) {
         let weights = tenants.weights();
-        if weights.len() > 1 && self.tenants.set(Arc::clone(tenants)).is_ok() {
+        if weights.len() > 1 && self.tenants.set(tenants.open_accounts()).is_ok() {
             let sms: u32 = self.sizes.iter().map(|size| size.0).sum();
             self.state.lock().board = Some(TenantBoard::new(weights, sms.into()));
         }
@@ -235,7 +248,7 @@ impl SmTimeMember {
 
     fn executing(&self, ExecutingSms { batch, tenants }: ExecutingSms) -> ExecutingWorker {
         let account = |part: TenantPart| {
-            let account = Arc::clone(self.gpu.tenants.get()?.account(part.tenant)?);
+            let account = Arc::clone(self.gpu.tenants.get()?.get(part.tenant.index())?);
             Some(TenantAccount { part, account })
         };
         let tenants = tenants.into_iter().filter_map(account).collect();

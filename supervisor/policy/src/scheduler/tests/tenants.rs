@@ -39,7 +39,14 @@ impl Served {
             refill(self);
             let queued = self.model.queued_tenants();
             let active = queued.union(self.model.lane(WORKER).unwrap().tenants());
-            let member = BoardMember { priority: 1, groups: Groups::WHOLE, executes: true, queued, active };
+            let member = BoardMember {
+                priority: 1,
+                groups: Groups::WHOLE,
+                sms: 100.0,
+                executes: true,
+                queued,
+                active,
+            };
             self.board.set(1, Some(member));
             self.model.set_turns(self.board.turns(1));
             go(&mut self.model, at(self.now));
@@ -107,6 +114,18 @@ fn a_tenant_that_fills_the_queue_makes_room_for_one_with_less_than_its_part() {
     assert!(displaced.iter().all(|refused| refused.why == RefusalReason::QueueFull));
     assert_eq!(displaced[0].request.item.0, 99, "the last request goes first");
     assert_eq!(served.model.queued(), 100);
+}
+
+#[test]
+fn nothing_is_displaced_if_that_makes_no_room() {
+    let mut served = Served::new();
+    served.accept(B, 100);
+    assert!(served.model.displace(A, RefusalReason::MemoryFull, |item| item.0 > 99).is_none());
+    let displaced = served.model.displace(A, RefusalReason::MemoryFull, |item| item.0 == 99).unwrap();
+    assert_eq!((displaced.request.item.0, displaced.why), (99, RefusalReason::MemoryFull));
+    served.model.put_back((100..104).map(|number| of(B, number, 0)).collect(), at(0));
+    let refused = served.model.accept(of(A, 1, 0), at(0)).unwrap_err();
+    assert_eq!((refused.request.tenant, served.model.queued()), (A, 103), "the queue exceeds its limit");
 }
 
 #[test]
