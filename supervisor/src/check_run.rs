@@ -1,13 +1,11 @@
 //! `shadowslice check --run`: starts each model once, as `serve` would start it, and says what was
-//! found. Nothing of it stays: its run directory is a temporary folder, and its workers end.
+//! found.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shadowslice_config::{Choice, Config, ControllerConfig};
-use shadowslice_control::controller::{Context, ControlThread, ReportedRole, Served, WorkerMemory};
+use shadowslice_control::controller::{Context, ReportedRole, Served, WorkerMemory};
 use shadowslice_control::models::start_timeout;
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::figures;
@@ -18,16 +16,10 @@ use shadowslice_shared::tensor::TensorSpec;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::ground::Ground;
 use crate::lifecycle::Signals;
 use crate::running::{run_models, settled};
-use crate::serve::{Failed, unavailable};
-
-/// The time that a worker may take to exit, in addition to twice `timeouts.stop`.
-const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// The permissions of the folder, through which workers of other users pass.
-const PASSABLE: u32 = 0o711;
+use crate::serve::Failed;
+use crate::temporary::{end_workers, with_host};
 
 /// Returns the exit code for this configuration, in which `check` found no fault.
 pub(crate) fn run(file: &Path) -> u8 {
@@ -42,18 +34,7 @@ pub(crate) fn run(file: &Path) -> u8 {
 fn all(file: &Path) -> Result<usize, Failed> {
     let config = shadowslice_config::load_here(file)
         .map_err(|error| Failed { why: error.to_string(), code: exit::CONFIG })?;
-    let passable = Permissions::from_mode(PASSABLE);
-    let folder = tempfile::Builder::new().prefix("shadowslice-check-").permissions(passable).tempdir();
-    let folder = folder.map_err(|error| {
-        unavailable("cannot create a temporary folder; set TMPDIR to a writable folder", &error)
-    })?;
-    let config = Config { run_dir: folder.path().join("run"), ..config };
-    let Ground { run_dir, gpus, runtime, context, watch } = Ground::prepare(&config, None, None)?;
-    let failed = runtime.block_on(each(&config, &context));
-    gpus.iter().for_each(|gpu| gpu.stop(failed.is_err()));
-    runtime.shutdown_timeout(STOP_GRACE);
-    drop((context, watch, gpus, run_dir));
-    failed
+    with_host(config, each)
 }
 
 async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
@@ -113,16 +94,8 @@ async fn one(
             Err(Failed { why, code: exit::REFUSED })
         }
     };
-    end(&mut control, config.timeouts.stop * 2 + STOP_GRACE).await;
+    end_workers(config, &mut control).await;
     found
-}
-
-/// Ends the model's workers.
-async fn end(control: &mut ControlThread, limit: Duration) {
-    control.stop();
-    if timeout(limit, control.ended()).await.is_err() {
-        control.cut();
-    }
 }
 
 /// Describes a model that serves.

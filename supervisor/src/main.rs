@@ -16,6 +16,7 @@ mod shown;
 mod systemd;
 mod tasks;
 mod telemetry;
+mod temporary;
 
 use std::process::ExitCode;
 

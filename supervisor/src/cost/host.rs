@@ -1,15 +1,13 @@
 //! The models of a configuration, which this process runs without servers for clients.
 
 use std::collections::BTreeMap;
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use shadowslice_config::{Choice, Config, ControllerConfig, ModelConfig, ShareConfig, TenantsConfig};
 use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{Context, ControlThread};
+use shadowslice_control::controller::Context;
 use shadowslice_control::models::{Served, start_timeout};
 use shadowslice_control::nvml::Readings;
 use shadowslice_datapath::clock::Clock;
@@ -22,18 +20,12 @@ use tokio::time::timeout;
 
 use super::inputs;
 use super::load::{LoadCounts, LoadTarget};
-use crate::ground::Ground;
 use crate::lifecycle::Signals;
 use crate::running::{Running, run_models, settled};
-use crate::serve::{Failed, unavailable};
+use crate::serve::Failed;
+use crate::temporary::{end_workers, with_host};
 
-/// The time that a worker may take to exit, in addition to twice `timeouts.stop`.
-const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// The permissions of the folder, through which workers of other users pass.
-const PASSABLE: u32 = 0o711;
-
-/// The time for which the power of idle GPUs is measured.
+/// The duration of the measurement of the power of idle GPUs.
 const IDLE_SPAN: Duration = Duration::from_secs(3);
 
 /// Models that are ready, and a way to load them.
@@ -78,26 +70,13 @@ pub(super) fn with_models<T>(
     policy: PolicyName,
     work: impl AsyncFnOnce(&CostHost) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
-    let folder = tempfile::Builder::new()
-        .prefix("shadowslice-cost-")
-        .permissions(Permissions::from_mode(PASSABLE))
-        .tempdir()
-        .map_err(|error| {
-            unavailable("cannot create a temporary folder; set TMPDIR to a writable folder", &error)
-        })?;
     let config = Config {
-        run_dir: folder.path().join("run"),
         controller: ControllerConfig { policy: Choice::of(policy), act: true, ..config.controller },
         models: config.models.iter().map(whole).collect(),
         tenants: TenantsConfig::default(),
         ..config.clone()
     };
-    let Ground { run_dir, gpus, runtime, context, watch } = Ground::prepare(&config, None, None)?;
-    let outcome = runtime.block_on(with_workers(&config, &context, work));
-    gpus.iter().for_each(|gpu| gpu.stop(outcome.is_err()));
-    runtime.shutdown_timeout(STOP_GRACE);
-    drop((context, watch, gpus, run_dir));
-    outcome
+    with_host(config, async |config, context| with_workers(config, context, work).await)
 }
 
 /// Returns the model with the whole GPU at the start. Its answers are computed, never cached.
@@ -122,16 +101,8 @@ async fn with_workers<T>(
             Err(Failed { why, code: exit::REFUSED })
         }
     };
-    end(&mut control, config.timeouts.stop * 2 + STOP_GRACE).await;
+    end_workers(config, &mut control).await;
     outcome
-}
-
-/// Ends the models' workers.
-async fn end(control: &mut ControlThread, limit: Duration) {
-    control.stop();
-    if timeout(limit, control.ended()).await.is_err() {
-        control.cut();
-    }
 }
 
 impl CostHost {

@@ -11,7 +11,7 @@ use shadowslice_datapath::pipeline::{Alarm, RequestArrival, RequestInput, Reques
 use shadowslice_datapath::router::Route;
 use tokio::task::JoinSet;
 
-/// The time for which the capacity of a model is measured.
+/// The duration of the measurement of a model's capacity.
 const CAPACITY_SPAN: Duration = Duration::from_millis(1_500);
 
 /// The number of full batches in flight while the capacity is measured.
@@ -33,7 +33,7 @@ pub(super) struct LoadCounts {
     pub(super) offered: u64,
     pub(super) answered: u64,
     pub(super) in_time: u64,
-    /// The longest time by which a request was sent late.
+    /// The longest delay between the due time of a request and its start.
     pub(super) sent_late: Duration,
 }
 

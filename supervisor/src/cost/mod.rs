@@ -25,7 +25,7 @@ use load::LoadCounts;
 use report::{CostReport, MixMeasurement, ModelCost, RateMeasurement};
 use search::RateSearch;
 
-/// The part of the measured time for which each load runs before it.
+/// The duration of the load before the measured time, relative to that time.
 const SETTLE_FRACTION: f64 = 0.25;
 
 /// The same part under `adaptive`, which first tries layouts.
@@ -177,7 +177,7 @@ async fn alone(host: &CostHost, options: &CostOptions) -> Result<Vec<ModelCost>,
             if holds {
                 let (attainment, sm_seconds) = (counts.attainment(), run.sm_seconds[index]);
                 let measured = RateMeasurement { model: name.to_owned(), rate, attainment, sm_seconds };
-                best = Some(report::alone(&measured, options.price, run.power_of(host.gpu(index))));
+                best = Some(report::model_cost(&measured, options.price, run.power_of(host.gpu(index))));
             }
         }
         costs.push(best.ok_or_else(|| Failed {

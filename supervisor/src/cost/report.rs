@@ -43,7 +43,7 @@ pub(super) struct TogetherCost {
     /// The highest common factor of the models' rates at which all SLOs hold.
     pub(super) factor: f64,
     pub(super) models: Vec<ModelCost>,
-    /// The part of the SM time in which no batch had the SMs.
+    /// The idle part of the SM time.
     pub(super) idle: f64,
     /// The number of GPUs that the models need for the same rates if each has whole GPUs.
     pub(super) gpus_alone: f64,
@@ -73,11 +73,6 @@ pub(super) struct MixMeasurement {
     pub(super) power_w: Option<f64>,
 }
 
-/// Returns the cost of a model that has a GPU alone. `power_w` is the power of the GPU.
-pub(super) fn alone(measured: &RateMeasurement, price: f64, power_w: Option<f64>) -> ModelCost {
-    model_cost(measured, price, power_w)
-}
-
 /// Returns the costs of models that share `gpus` GPUs. The price and the energy of the GPUs, with those of
 /// idle SMs, are divided in proportion to the SM time.
 pub(super) fn together(mix: &MixMeasurement, alone: &[ModelCost], gpus: usize, price: f64) -> TogetherCost {
@@ -97,7 +92,8 @@ pub(super) fn together(mix: &MixMeasurement, alone: &[ModelCost], gpus: usize, p
     }
 }
 
-fn model_cost(measured: &RateMeasurement, price_per_hour: f64, power_w: Option<f64>) -> ModelCost {
+/// Returns the cost of a model that pays `price_per_hour` and uses `power_w`.
+pub(super) fn model_cost(measured: &RateMeasurement, price_per_hour: f64, power_w: Option<f64>) -> ModelCost {
     let seconds = (measured.rate > 0.0).then(|| MILLION / measured.rate);
     ModelCost {
         model: measured.model.clone(),
@@ -160,7 +156,7 @@ mod tests {
 
     fn report() -> CostReport {
         let alone: Vec<_> = [("a", 1_000.0), ("b", 200.0)]
-            .map(|(name, rate)| alone(&measured(name, rate, 1.0), 3.6, Some(500.0)))
+            .map(|(name, rate)| model_cost(&measured(name, rate, 1.0), 3.6, Some(500.0)))
             .into();
         let mix = MixMeasurement {
             policy: "adaptive",
@@ -190,7 +186,7 @@ mod tests {
 
     #[test]
     fn equal_models_cost_the_same() {
-        let alone: Vec<_> = ["a", "b"].map(|name| alone(&measured(name, 100.0, 9.0), 2.0, None)).into();
+        let alone: Vec<_> = ["a", "b"].map(|name| model_cost(&measured(name, 100.0, 9.0), 2.0, None)).into();
         let models = vec![measured("a", 80.0, 50.0), measured("b", 80.0, 50.0)];
         let mix =
             MixMeasurement { policy: "plain MPS", factor: 0.8, models, capacity_sm_s: 100.0, power_w: None };
