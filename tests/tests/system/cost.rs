@@ -30,7 +30,7 @@ fn of(model: &Value, key: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn equal_models_cost_the_same_and_all_costs_add_up_to_the_price() {
+async fn costs_follow_from_the_measured_rates_and_add_up_to_the_price() {
     let home = home();
     let output = cost(&home, &["--price", "3.6/h", "--span", "600ms", "--json"]).await;
     let progress = String::from_utf8_lossy(&output.stderr);

@@ -8,7 +8,7 @@ use shadowslice_config::{DEFAULT_TENANT, TenantsConfig};
 use super::{TenantId, TenantPlace, TenantRefusal, Tenants};
 use crate::peer::{Peer, PeerSet, UnknownAccount};
 
-/// The rules by which the server finds the tenant of a request.
+/// The rules that assign requests to tenants.
 #[derive(Debug)]
 pub struct TenantMembership {
     tenants: Arc<Tenants>,

@@ -13,7 +13,7 @@ use super::deadline::{DeadlineFilter, Selection};
 use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::tenants::{TenantId, TenantTurns};
 
-/// The limits and turns by which batches of one model are formed.
+/// The limits and turns for the batches of one model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchTerms<'t> {
     pub(super) limits: &'t BatchLimits,

@@ -8,11 +8,11 @@ use shadowslice_shared::groups::Groups;
 use super::clock::FairClock;
 use super::{TenantId, TenantSet, TenantTurns};
 
-/// The time by which a tenant may be ahead of a tenant with requests for another model on the same SMs. It
+/// The maximum lead of a tenant over a tenant with requests for another model on the same SMs, in GPU time. It
 /// is about one short batch, so that models whose tenants are even do not alternate.
 const MAX_LEAD: Duration = Duration::from_millis(2);
 
-/// The GPU time by which a tenant may be behind its part. It is several long batches: if tenants are behind
+/// The maximum arrears of a tenant, in GPU time. They are several long batches: if tenants are behind
 /// only because batches end at different times, all of it is made up for. A tenant that asks for more after
 /// a while with few requests has an advantage of at most this time.
 const MAX_CREDIT: Duration = Duration::from_millis(200);

@@ -6,7 +6,7 @@ use super::{TenantId, TenantSet};
 pub(super) struct FairClock {
     /// The virtual time of each tenant, in SM·s per unit of weight.
     used: Vec<f64>,
-    /// The virtual time by which each tenant may be behind others, in SM·s per unit of weight.
+    /// The maximum arrears of each tenant behind the others, in SM·s per unit of weight.
     max_credit: Vec<f64>,
     /// The tenants with requests.
     active: TenantSet,

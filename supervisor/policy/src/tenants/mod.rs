@@ -3,7 +3,8 @@
 //! Each tenant has a virtual time, its SM time divided by its weight (start-time fair queueing, Goyal et al.,
 //! SIGCOMM 1996). The tenant with the least virtual time runs first, so each tenant gets the part of the SM
 //! time that corresponds to its weight. A tenant that was idle starts at the virtual time of the others.
-//! It therefore lends its unused part, and gets no credit for it.
+//! It therefore lends its unused part, and gets no credit for it. A tenant that always asks for little gets
+//! a limited credit.
 //!
 //! The scheduler of a model applies the virtual times to its own queue. Models of the same priority on the
 //! same SMs have the same virtual times: a tenant that is ahead in one model waits in another one while a
