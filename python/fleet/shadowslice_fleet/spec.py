@@ -39,6 +39,7 @@ SUPERVISOR_KEYS = {
     "batch",
     "queue",
     "cache",
+    "openai",
     "priority",
     "handover",
     "isolation",

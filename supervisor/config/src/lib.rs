@@ -18,6 +18,7 @@ mod listen;
 mod model_spec;
 mod models;
 mod onnx;
+mod openai;
 mod peers;
 pub mod profile;
 mod reader;

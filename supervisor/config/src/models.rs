@@ -13,7 +13,7 @@ use super::types::{
     ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
     WarmupConfig, WarmupInput,
 };
-use super::{Context, absolute, batch, engine, isolation, profile, shares, sleep, units, warmup};
+use super::{Context, absolute, batch, engine, isolation, openai, profile, shares, sleep, units, warmup};
 
 /// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
@@ -77,6 +77,7 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
         cache: fields.section("cache").optional("size", |value| value.size()),
+        openai: openai::openai(fields),
         priority: priority(fields, gpu, controller, context),
         handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
         shared_worker: isolation::shared_worker(fields),

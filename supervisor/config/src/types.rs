@@ -1,6 +1,7 @@
 //! The types of the checked configuration. All defaults are filled in and all values are valid.
 
 mod model;
+mod openai;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ pub use shadowslice_policy::workers::Timeouts;
 use shadowslice_shared::units::Sms;
 
 pub use model::*;
+pub use openai::*;
 
 use super::faults::ConfigFault;
 use super::peers::{AllowedClients, Peers};

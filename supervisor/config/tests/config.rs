@@ -167,7 +167,9 @@ fn the_examples_in_the_reference_are_valid() {
     let reference = fs::read_to_string("../../docs/configuration.md").unwrap();
     let blocks: Vec<_> =
         reference.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    let [shortest, defaults, emulated, profile] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    let [shortest, defaults, mapping, emulated, profile] = blocks[..] else {
+        panic!("{} blocks", blocks.len())
+    };
 
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("digits.onnx"), NO_OPERATORS).unwrap();
@@ -181,6 +183,8 @@ fn the_examples_in_the_reference_are_valid() {
     let with_profile = load(&format!("{emulated}    profile: p.yaml\n"));
     assert_eq!(with_profile.file_faults, []);
     assert!(with_profile.models[0].profile.is_some());
+    let mapped = load(&format!("{emulated}{mapping}")).models.remove(0).openai.unwrap();
+    assert!(mapped.embeddings.is_some() && mapped.completions.is_some());
 }
 
 #[test]
@@ -429,4 +433,15 @@ fn check_reports_faults_and_returns_the_exit_code() {
     let status = config::check::run(&nowhere, false, checks, &mut Vec::new(), &mut err).unwrap();
     assert_eq!(status, 78);
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
+}
+
+#[test]
+fn the_defaults_of_fields_keep_their_kinds() {
+    let fields = "{a: {input: a, default: 1.0}, b: {input: b, default: true}, c: {input: c, default: \"7\"}, d: {input: d, default: x y}}";
+    let mapping = format!("{{completions: {{prompt: x, text: y, fields: {fields}}}}}");
+    let text = format!("models: [{{path: m.onnx, slo: 20ms, openai: {mapping}}}]");
+    let mut model = load_text(&text).unwrap().models.remove(0);
+    let fields = std::sync::Arc::unwrap_or_clone(model.openai.take().unwrap()).completions.unwrap().fields;
+    let defaults: Vec<_> = fields.values().map(|field| field.default.as_ref().unwrap().to_string()).collect();
+    assert_eq!(defaults, ["1.0", "true", "\"7\"", "\"x y\""]);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use shadowslice_policy::workers::HandoverMode;
@@ -9,6 +10,7 @@ use shadowslice_shared::boot::{EchoTensor, InputValues};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Percent;
 
+use super::openai::OpenAiConfig;
 use crate::arrays::ArrayFile;
 
 /// The configuration of a model.
@@ -36,6 +38,8 @@ pub struct ModelConfig {
     pub queue: QueueConfig,
     /// The maximum size of the cache of answers in bytes, or `None` for no cache.
     pub cache: Option<u64>,
+    /// The tensors for OpenAI's endpoints, or `None` if the model serves none of them.
+    pub openai: Option<Arc<OpenAiConfig>>,
     /// The priority. 1 is the highest priority.
     pub priority: u32,
     /// The mechanism that changes the model's share.

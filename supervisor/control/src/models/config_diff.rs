@@ -162,6 +162,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         batch: BatchConfig { max, sizes, max_delay },
         queue: QueueConfig { max_requests, memory, on_late },
         cache,
+        openai,
         priority,
         handover,
         shared_worker,
@@ -189,6 +190,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("handover", *handover == old.handover || !same_mechanism),
         ("sleep", *sleep == old.sleep),
         ("standby", *standby == old.standby),
+        ("openai", *openai == old.openai),
         ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
     let needs_workers = [

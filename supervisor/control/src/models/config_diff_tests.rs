@@ -103,6 +103,7 @@ fn each_key_changes_in_place_or_takes_new_workers() {
         ("batch: {max_delay: 3ms}", "batch.max_delay"),
         ("queue: {on_late: serve}", "queue.on_late"),
         ("standby: always", "standby"),
+        ("openai: {embeddings: {input: x, embedding: y}}", "openai"),
     ];
     for (keys, named) in in_place {
         assert_eq!(differ("", keys), (vec![named], vec![]), "{keys}");

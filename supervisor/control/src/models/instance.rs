@@ -102,6 +102,7 @@ impl ModelFactory {
             residency: Arc::clone(&self.context.residency.signal),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
+        pipeline.set_openai(model.openai.clone());
         let pipeline = Arc::new(pipeline);
         let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
         let parts = ModelParts {
@@ -173,6 +174,7 @@ impl Instance {
         let model = Arc::clone(&spec.model);
         send_order(&self.served.orders, Order::Configure { model: Arc::clone(&model) }).await?;
         self.served.pipeline.set_live_settings(live(&model));
+        self.served.pipeline.set_openai(model.openai.clone());
         self.served.model = model;
         self.spec = spec.clone();
         Ok(())

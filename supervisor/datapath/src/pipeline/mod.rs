@@ -31,7 +31,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use shadowslice_config::OpenAiConfig;
 use shadowslice_policy::scheduler::{self, QueuedRequest, RefusalReason, Scheduler};
 use shadowslice_policy::tenants::{TenantId, TenantTurns};
 use shadowslice_shared::profile::Profile;
@@ -117,6 +118,8 @@ pub struct Pipeline {
     memory: Arc<RequestMemory>,
     sm_time: Arc<SmAccount>,
     cache: Option<ResponseCache>,
+    /// The tensors for OpenAI's endpoints.
+    openai: RwLock<Option<Arc<OpenAiConfig>>>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
@@ -168,6 +171,7 @@ impl Pipeline {
             memory,
             sm_time: Arc::default(),
             cache: settings.cache.map(ResponseCache::new),
+            openai: RwLock::default(),
             metadata: OnceLock::new(),
             content: settings.content,
             state: Mutex::new(state),
@@ -193,6 +197,16 @@ impl Pipeline {
             state.count_refusal(CountedRefusal::NotReady, 1, now);
             failure
         })
+    }
+
+    /// Returns the tensors for OpenAI's endpoints, or `None` if the model serves none of them.
+    pub fn openai(&self) -> Option<Arc<OpenAiConfig>> {
+        self.openai.read().clone()
+    }
+
+    /// Replaces the tensors for OpenAI's endpoints.
+    pub fn set_openai(&self, mapping: Option<Arc<OpenAiConfig>>) {
+        *self.openai.write() = mapping;
     }
 
     pub fn content(&self) -> &ModelContent {
