@@ -12,7 +12,7 @@ use crate::admission::RequestError;
 use crate::transport::HttpAnswer;
 
 pub(super) fn empty(status: StatusCode) -> HttpAnswer {
-    let mut response = Response::new(Pieces::default());
+    let mut response = Response::new(Pieces::default().into());
     *response.status_mut() = status;
     response
 }

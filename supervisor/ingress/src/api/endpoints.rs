@@ -11,6 +11,7 @@ use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
 use super::answers::{document, empty, error, refusal};
 use super::frontend::Frontend;
+use super::generate::GenerateForm;
 use super::inference::Target;
 use super::routes::{ApiPath, Endpoint};
 use super::{describe, model, repository, statistics, trace, unsupported};
@@ -50,6 +51,7 @@ pub(super) enum Dispatch {
     Answered(HttpAnswer),
     /// An inference. Clients that name a wrong model are refused before they send tensors.
     Infer(Target),
+    Generate(Target, GenerateForm),
     Other(ApiPath),
 }
 
@@ -69,15 +71,28 @@ pub(super) fn dispatch(front: &Frontend, head: &Parts) -> Dispatch {
         Endpoint::Live => Dispatch::Answered(empty(StatusCode::OK)),
         Endpoint::Ready if front.router.ready() => Dispatch::Answered(empty(StatusCode::OK)),
         Endpoint::Ready => Dispatch::Answered(empty(StatusCode::BAD_REQUEST)),
-        Endpoint::Infer => {
-            let route = model::find(&front.router, &path.name, &path.version);
-            let journal = trace::journal(&head.extensions);
-            match route.and_then(|route| Target::new(route, path.name, None, journal)) {
-                Ok(target) => Dispatch::Infer(target),
-                Err(why) => Dispatch::Answered(refusal(&why, head)),
-            }
+        Endpoint::Infer => find_target(front, path, head, Dispatch::Infer),
+        Endpoint::Generate => {
+            find_target(front, path, head, |target| Dispatch::Generate(target, GenerateForm::Object))
+        }
+        Endpoint::GenerateStream => {
+            find_target(front, path, head, |target| Dispatch::Generate(target, GenerateForm::Events))
         }
         _ => Dispatch::Other(path),
+    }
+}
+
+fn find_target(
+    front: &Frontend,
+    path: ApiPath,
+    head: &Parts,
+    dispatch: impl FnOnce(Target) -> Dispatch,
+) -> Dispatch {
+    let route = model::find(&front.router, &path.name, &path.version);
+    let journal = trace::journal(&head.extensions);
+    match route.and_then(|route| Target::new(route, path.name, None, journal)) {
+        Ok(target) => dispatch(target),
+        Err(why) => Dispatch::Answered(refusal(&why, head)),
     }
 }
 
@@ -93,7 +108,7 @@ pub(super) async fn answer(
     Ok(match endpoint {
         Endpoint::Live | Endpoint::Ready => empty(StatusCode::OK),
         Endpoint::Server => document(&describe::server(front.regions.allowed())),
-        Endpoint::Metadata | Endpoint::Infer => {
+        Endpoint::Metadata | Endpoint::Infer | Endpoint::Generate | Endpoint::GenerateStream => {
             document(&describe::model(&*model::metadata(&route()?, &name)?))
         }
         Endpoint::ModelReady => match model::ready(&front.router, &name, &route()?) {

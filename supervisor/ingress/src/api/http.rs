@@ -16,7 +16,7 @@ use shadowslice_datapath::trace::{SpanProtocol, SpanStatus};
 use super::answers::refusal;
 use super::endpoints::{self, Dispatch};
 use super::frontend::Frontend;
-use super::http_infer;
+use super::{generate, http_infer};
 use crate::admission::{Budget, Caller, Client, Clipped, MemoryPermit, Resource, Stop};
 use crate::transport::{
     Connection, CountedBody, HttpAnswer, RequestProgress, SHORT_BODY_BYTES, discard, guard_answer, read,
@@ -43,6 +43,13 @@ pub(super) async fn serve(front: Arc<Frontend>, connection: Connection, stop: St
     serve_http(stream, service, &client, &progress, stop.clone()).await;
 }
 
+/// Returns whether requests with this path are inferences, which are traced. The span of a stream
+/// ends with its first answer.
+fn is_inference(path: &str) -> bool {
+    let endpoint = path.rsplit('/').next().unwrap_or_default();
+    path.starts_with("/v2/models/") && ["infer", "generate", "generate_stream"].contains(&endpoint)
+}
+
 /// The handler of a connection's requests.
 struct Handler<'a> {
     front: &'a Frontend,
@@ -67,8 +74,7 @@ impl Handler<'_> {
         let resource = if is_health { Resource::Public } else { Resource::Protected };
         let identified = self.caller.identify_in(&mut head, resource);
         let path = head.uri.path();
-        let infers =
-            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let infers = head.method == Method::POST && is_inference(path);
         let protocol = || SpanProtocol::Http(Clipped(path).to_string());
         let span = (infers && identified.is_ok())
             .then(|| self.front.begin_span(&head.headers, &mut head.extensions, protocol))
@@ -104,6 +110,10 @@ impl Handler<'_> {
             Dispatch::Infer(target) => {
                 let (body, permit) = self.receive(head, body, true).await?;
                 (http_infer::infer(self.front, &target, head, body, &permit).await, permit)
+            }
+            Dispatch::Generate(target, form) => {
+                let (body, permit) = self.receive(head, body, true).await?;
+                (generate::answer(self.front, (target, form), head, body, &permit).await, permit)
             }
             Dispatch::Other(endpoint) => {
                 let (body, permit) = self.receive(head, body, false).await?;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Response};
-use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestArrival, RequestFailure};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, Pipeline, RequestArrival, RequestFailure};
+use tokio::sync::SemaphorePermit;
 
 use super::client_timeout::client_timeout;
 use super::frontend::Frontend;
-use super::inference::{InferenceAnswer, Target, tensor_bytes};
+use super::inference::{InferenceAnswer, LONG_JSON_BYTES, Target, tensor_bytes};
 use super::{load_metrics, trace};
 use crate::admission::{Clipped, MemoryPermit, RequestError, invalid, peer, run_blocking};
 use crate::tensors::{
@@ -18,10 +19,6 @@ use crate::tensors::{
 use crate::transport::{Encoding, HttpAnswer, preferred_encoding};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
-
-/// The size of JSON in bytes from which it is parsed on another thread, and the size of tensors
-/// from which they are written as JSON on another thread.
-const LONG_JSON_BYTES: usize = 256 * 1024;
 
 const WORTH_COMPRESSING_BYTES: usize = 256;
 
@@ -33,9 +30,7 @@ pub(super) async fn infer(
     permit: &Arc<MemoryPermit>,
 ) -> Result<HttpAnswer, RequestError> {
     let peer = peer(&head.extensions);
-    let timeout = client_timeout(&head.headers).inspect_err(|_| target.route.pipeline().count_malformed())?;
-    let tenant = front.membership.tenant(peer, &head.headers);
-    let arrival = RequestArrival { timeout, tenant, ..trace::arrival(&head.extensions) };
+    let arrival = arrival(front, target.route.pipeline(), head)?;
     let parse = parse(front, &head.headers, body, &target.metadata, permit);
     let checked = target.receive(front, peer, &arrival, permit, parse).await?;
     let answer = target.infer(checked, arrival, permit).await?;
@@ -44,10 +39,43 @@ pub(super) async fn infer(
     let written = write(&target.name, id, outputs).await?;
     permit.shrink_to(written.bytes.len());
     let mut answer = respond(written, &head.headers, permit).await?;
-    if let Some(load) = load_metrics::header(&head.headers, || target.route.pipeline().load()) {
-        answer.headers_mut().insert(HeaderName::from_static(load_metrics::HEADER), load);
-    }
+    load_metrics::add(&mut answer, load_metrics::header(&head.headers, || target.route.pipeline().load()));
     Ok(answer)
+}
+
+/// Returns the arrival of a request, with its timeout and its tenant.
+pub(super) fn arrival(
+    front: &Frontend,
+    pipeline: &Pipeline,
+    head: &Parts,
+) -> Result<RequestArrival, RequestError> {
+    let timeout = client_timeout(&head.headers).inspect_err(|_| pipeline.count_malformed())?;
+    let tenant = front.membership.tenant(peer(&head.extensions), &head.headers);
+    Ok(RequestArrival { timeout, tenant, ..trace::arrival(&head.extensions) })
+}
+
+/// Returns the body without compression. The permit for the decompression lasts until the body has
+/// been parsed.
+pub(super) async fn decompress(
+    front: &Frontend,
+    headers: &HeaderMap,
+    body: Pieces,
+    permit: &Arc<MemoryPermit>,
+) -> Result<(Pieces, Option<SemaphorePermit<'static>>), RequestError> {
+    let Some(encoding) = content_encoding(headers)? else { return Ok((body, None)) };
+    let compressed = permit.join(body)?;
+    let (body, decompression) = encoding.decompress(compressed, front.request_bytes, permit.clone()).await?;
+    permit.replace(body.len())?;
+    Ok((body, Some(decompression)))
+}
+
+/// Returns the response with a JSON document, which is compressed if the client prefers that.
+pub(super) async fn respond_json(
+    json: Vec<u8>,
+    headers: &HeaderMap,
+    permit: &MemoryPermit,
+) -> Result<HttpAnswer, RequestError> {
+    respond(JsonAnswer { bytes: json.into(), header_length: None }, headers, permit).await
 }
 
 async fn parse(
@@ -57,16 +85,7 @@ async fn parse(
     metadata: &Arc<Metadata>,
     permit: &Arc<MemoryPermit>,
 ) -> Result<InferRequest, RequestError> {
-    let (body, decompression) = match content_encoding(headers)? {
-        Some(encoding) => {
-            let compressed = permit.join(body)?;
-            let (body, decompression) =
-                encoding.decompress(compressed, front.request_bytes, permit.clone()).await?;
-            permit.replace(body.len())?;
-            (body, Some(decompression))
-        }
-        None => (body, None),
-    };
+    let (body, decompression) = decompress(front, headers, body, permit).await?;
     let header_length = header_length(headers)?;
     if header_length.unwrap_or(body.len()) < LONG_JSON_BYTES {
         return parse_body(body, header_length, metadata, permit);
@@ -136,7 +155,7 @@ async fn respond(
         }
         None => body.bytes,
     };
-    let mut response = Response::new(bytes);
+    let mut response = Response::new(bytes.into());
     if let Some(encoding) = encoding {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     }

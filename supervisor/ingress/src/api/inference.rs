@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{
-    CountedRefusal, Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
+    Answers, CountedRefusal, Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
 };
 use shadowslice_datapath::router::Route;
 use shadowslice_datapath::tenants::TenantPlace;
@@ -12,11 +14,15 @@ use shadowslice_datapath::trace::Journal;
 use shadowslice_shared::tensor::Datatype;
 
 use super::frontend::Frontend;
-use crate::admission::{BudgetShare, MemoryPermit, RequestError, run_blocking};
+use crate::admission::{BudgetShare, Deliveries, MemoryPermit, RequestError, run_blocking};
 use crate::tensors::{InferRequest, NamedTensor, OutputSelection, OutputTensor, check_inputs};
 
 /// The size of elements that are checked one by one, in bytes, that takes a millisecond.
 const QUICK_BYTES: usize = 256 << 10;
+
+/// The size of JSON in bytes from which it is parsed on another thread, and the size of tensors
+/// from which they are written as JSON on another thread.
+pub(super) const LONG_JSON_BYTES: usize = 256 * 1024;
 
 /// The model of an inference.
 pub(super) struct Target {
@@ -57,6 +63,16 @@ pub(super) struct InferenceAnswer {
     pub(super) outputs: Vec<OutputTensor>,
     pub(super) _place: RequestPlace,
 }
+
+/// One of the answers to a request.
+pub(super) struct ModelAnswer {
+    pub(super) outputs: Vec<OutputTensor>,
+    pub(super) deliveries: Deliveries,
+}
+
+/// The answers to a request. They end after a failure. The request keeps its place among the requests
+/// in flight until the answers are dropped, which closes the stream in the worker.
+pub(super) type ModelAnswers = BoxStream<'static, Result<ModelAnswer, RequestError>>;
 
 impl Target {
     /// Returns the model at the end of a route, and records it in the journal. `id` is the client's
@@ -117,7 +133,9 @@ impl Target {
     ) -> Result<InferenceAnswer, RequestError> {
         if self.metadata.streams.is_some() {
             let name = &self.metadata.name;
-            let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
+            let why = format!(
+                "model '{name}' gives many answers to a request; use generate_stream, or gRPC's ModelStreamInfer"
+            );
             return Err(RequestError::Unsupported(why));
         }
         let CheckedRequest { id, inputs, options, outputs: selection, place } = request;
@@ -125,6 +143,43 @@ impl Target {
         place.mark_answered();
         permit.add_deliveries(delivery.into());
         Ok(InferenceAnswer { id, outputs: selection.select(&self.metadata, outputs)?, _place: place })
+    }
+
+    /// Runs a request, and returns its answers when the first one has arrived. Drops the route,
+    /// because a stream that kept it would keep the model from moving or being replaced.
+    pub(super) async fn open(
+        self,
+        request: CheckedRequest,
+        arrival: RequestArrival,
+    ) -> Result<ModelAnswers, RequestError> {
+        let CheckedRequest { inputs, options, outputs: selection, place, .. } = request;
+        let answers = self.route.infer(inputs, options, arrival).await?;
+        place.mark_answered();
+        let open = OpenAnswers { answers, selection, metadata: self.metadata, _place: place };
+        let next = |mut open: OpenAnswers| async { Ok(open.next().await?.map(|answer| (answer, open))) };
+        Ok(stream::try_unfold(open, next).boxed())
+    }
+}
+
+/// The answers of a model that have not arrived.
+struct OpenAnswers {
+    answers: Answers,
+    selection: OutputSelection,
+    metadata: Arc<Metadata>,
+    _place: RequestPlace,
+}
+
+impl OpenAnswers {
+    async fn next(&mut self) -> Result<Option<ModelAnswer>, RequestError> {
+        let Some(outputs) = self.answers.next().await.transpose()? else { return Ok(None) };
+        let deliveries = Deliveries::from(self.answers.delivery());
+        match self.selection.select(&self.metadata, outputs) {
+            Ok(outputs) => Ok(Some(ModelAnswer { outputs, deliveries })),
+            Err(why) => {
+                deliveries.mark_failed(&why);
+                Err(why)
+            }
+        }
     }
 }
 

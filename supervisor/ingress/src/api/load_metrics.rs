@@ -1,8 +1,8 @@
 //! The load of a model in the headers of its answers, for load balancers that request it. The
 //! format is ORCA, which Envoy reads and Triton's clients request.
 
-use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Response};
 use serde_json::json;
 use shadowslice_datapath::pipeline::ModelLoad;
 
@@ -10,6 +10,13 @@ use shadowslice_datapath::pipeline::ModelLoad;
 const FORMAT_HEADER: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 
 pub(super) const HEADER: &str = "endpoint-load-metrics";
+
+/// Adds the header to an answer, if the client requested it.
+pub(super) fn add<B>(answer: &mut Response<B>, load: Option<HeaderValue>) {
+    if let Some(load) = load {
+        answer.headers_mut().insert(HeaderName::from_static(HEADER), load);
+    }
+}
 
 /// Returns the value of the header, or `None` if the request names no known format.
 pub(super) fn header(request: &HeaderMap, load: impl FnOnce() -> (ModelLoad, usize)) -> Option<HeaderValue> {

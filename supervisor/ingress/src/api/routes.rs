@@ -29,6 +29,8 @@ pub(super) enum Endpoint {
     Config,
     Statistics,
     Infer,
+    Generate,
+    GenerateStream,
     Index,
     Load,
     Unload,
@@ -93,13 +95,16 @@ impl Endpoint {
             "config" => Some(Self::Config),
             "stats" => Some(Self::Statistics),
             "infer" => Some(Self::Infer),
+            "generate" => Some(Self::Generate),
+            "generate_stream" => Some(Self::GenerateStream),
             _ => None,
         }
     }
 
     pub(super) fn method(self) -> Method {
         match self {
-            Self::Infer | Self::Index | Self::Load | Self::Unload => Method::POST,
+            Self::Infer | Self::Generate | Self::GenerateStream => Method::POST,
+            Self::Index | Self::Load | Self::Unload => Method::POST,
             Self::RegisterRegion | Self::UnregisterRegion => Method::POST,
             Self::RegisterCuda | Self::UnregisterCuda => Method::POST,
             _ => Method::GET,
@@ -136,6 +141,8 @@ mod tests {
             ("/v2/models/stats", Endpoint::Statistics, "", ""),
             ("/v2/models/m/versions/1/stats", Endpoint::Statistics, "m", "1"),
             ("/v2/models/m/versions/1/infer", Endpoint::Infer, "m", "1"),
+            ("/v2/models/m/generate", Endpoint::Generate, "m", ""),
+            ("/v2/models/m/versions/1/generate_stream", Endpoint::GenerateStream, "m", "1"),
             ("/v2/models/a%2Fb%20%C3%A9/ready", Endpoint::ModelReady, "a/b é", ""),
             ("/v2/repository/models/m/load", Endpoint::Load, "m", ""),
             ("/v2/systemsharedmemory/region/a%2Fb/register", Endpoint::RegisterRegion, "a/b", ""),

@@ -13,7 +13,7 @@ use super::values;
 pub(crate) const MODEL_VERSION: &str = "1";
 
 /// The initial capacity of an answer in bytes. It fits one or two outputs and a small tensor.
-const JSON_BYTES: usize = 512;
+pub(super) const JSON_BYTES: usize = 512;
 
 /// The total size in bytes below which tensors are appended to the JSON. Copying them is cheaper
 /// than another piece.
@@ -96,7 +96,7 @@ fn write_head(output: &OutputTensor, follows: bool, json: &mut Vec<u8>) {
 
 /// Returns the failure of an output that JSON cannot represent. The client must request strings
 /// that are not UTF-8 as binary data. All other faults are the model's.
-fn unwritable(output: &OutputTensor, why: &str) -> RequestFailure {
+pub(super) fn unwritable(output: &OutputTensor, why: &str) -> RequestFailure {
     let message = format!("output '{}' cannot be written as JSON: {why}", output.name);
     match output.datatype {
         Datatype::Bytes => RequestFailure::Invalid(message),

@@ -16,17 +16,17 @@ use crate::admission::{Clipped, MemoryPermit, RequestError, invalid};
 
 /// The maximum number of inputs, and of outputs, of a request. A few bytes of text become some
 /// hundred bytes in memory.
-const MAX_TENSORS: usize = 8192;
+pub(super) const MAX_TENSORS: usize = 8192;
 
 /// The maximum number of bytes in memory for each byte of a header, without values.
-const HEADER_TIMES: usize = 4;
+pub(super) const HEADER_TIMES: usize = 4;
 
 /// The maximum size of a header in memory, without values, in bytes.
-const MAX_HEADER_BYTES: usize = 8 << 20;
+pub(super) const MAX_HEADER_BYTES: usize = 8 << 20;
 
 /// The maximum number of axes of a shape. Each may take one byte of text. Few models have more than
 /// six.
-const MAX_AXES: usize = 64;
+pub(super) const MAX_AXES: usize = 64;
 
 const HEADER: &str = "an object with `inputs`";
 
@@ -104,13 +104,20 @@ struct RequestParameters<'a> {
 
 impl RequestParameters<'_> {
     fn options(&self) -> Result<RequestOptions, RequestFailure> {
-        let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
-            None => Ok(0),
-            Some(text) => text.parse().map_err(|_| check::invalid_number(name, text)),
-        };
-        let (priority, timeout) = (number("priority", self.priority)?, number("timeout", self.timeout)?);
-        Ok(check::options(priority, timeout))
+        options(self.priority, self.timeout)
     }
+}
+
+/// Returns the options for the values of the parameters `priority` and `timeout`.
+pub(super) fn options(
+    priority: Option<&RawValue>,
+    timeout: Option<&RawValue>,
+) -> Result<RequestOptions, RequestFailure> {
+    let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
+        None => Ok(0),
+        Some(text) => text.parse().map_err(|_| check::invalid_number(name, text)),
+    };
+    Ok(check::options(number("priority", priority)?, number("timeout", timeout)?))
 }
 
 /// Parses a body. `header_length` is the header `Inference-Header-Content-Length`. Without this

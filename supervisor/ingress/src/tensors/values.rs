@@ -23,11 +23,31 @@ pub(super) fn encode(
     elements: usize,
     bytes: Vec<u8>,
 ) -> Result<Bytes, String> {
+    encode_with(datatype, values, (elements, bytes), |sink, reader| reader.deserialize_seq(sink))
+}
+
+/// Writes values into `bytes`, as [`encode`] does. A single value needs no array.
+pub(super) fn encode_any(
+    datatype: Datatype,
+    values: &RawValue,
+    elements: usize,
+    bytes: Vec<u8>,
+) -> Result<Bytes, String> {
+    encode_with(datatype, values, (elements, bytes), |sink, reader| reader.deserialize_any(sink))
+}
+
+type TextReader<'de> = serde_json::Deserializer<serde_json::de::StrRead<'de>>;
+
+fn encode_with<'de>(
+    datatype: Datatype,
+    values: &'de RawValue,
+    (elements, bytes): (usize, Vec<u8>),
+    read: impl FnOnce(&mut TensorEncoder, &mut TextReader<'de>) -> serde_json::Result<()>,
+) -> Result<Bytes, String> {
     no_json_form(datatype)?;
-    let text = values.get();
     let mut sink = TensorEncoder { datatype, elements, count: 0, bytes };
-    let mut reader = serde_json::Deserializer::from_str(text);
-    (&mut reader).deserialize_seq(&mut sink).map_err(|why| format!("invalid data: {why}"))?;
+    let mut reader = serde_json::Deserializer::from_str(values.get());
+    read(&mut sink, &mut reader).map_err(|why| format!("invalid data: {why}"))?;
     if sink.count < elements {
         return Err(format!("expected {elements} elements in data, got {}", sink.count));
     }
@@ -217,7 +237,12 @@ fn write_float(json: &mut Vec<u8>, value: impl Serialize + Copy + Into<f64>) {
 
 fn strings(data: &[u8], json: &mut Vec<u8>) -> Result<(), String> {
     let strings = tensor::byte_strings(data).ok_or("the lengths of the BYTES elements are wrong")?;
-    for (place, string) in strings.into_iter().enumerate() {
+    write_strings(&strings, json)
+}
+
+/// Appends strings without brackets.
+pub(super) fn write_strings(strings: &[&[u8]], json: &mut Vec<u8>) -> Result<(), String> {
+    for (place, string) in strings.iter().enumerate() {
         let string = std::str::from_utf8(string)
             .map_err(|_| "the bytes are not UTF-8; request binary_data".to_owned())?;
         if place > 0 {

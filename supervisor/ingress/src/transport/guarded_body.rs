@@ -8,6 +8,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use bytes::Buf;
+use tokio::sync::oneshot;
 
 use super::slow_reader::UnsentPiece;
 use crate::admission::{Deliveries, MemoryPermit};
@@ -22,6 +23,8 @@ pub(super) struct BodyGuard {
     /// The access log's entry, which counts the bytes.
     pub(super) entry: Option<AccessEntry>,
     pub(super) _unsent: Option<UnsentPiece>,
+    /// A sender that is dropped with the bytes.
+    pub(super) _written_tx: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Debug)]

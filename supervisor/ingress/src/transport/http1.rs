@@ -2,24 +2,18 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::Response;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::HttpService;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use shadowslice_datapath::access::AccessEntry;
-use shadowslice_datapath::pipeline::Pieces;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::accept::Stream;
-use super::guarded_body::{BodyGuard, GuardedBody};
 use super::on_wake::on_wake;
-use crate::admission::{Client, MemoryPermit, Stop};
+use crate::admission::{Client, Stop};
 
 /// The maximum length of the head of a request, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
@@ -121,26 +115,4 @@ async fn close(mut stream: Stream, linger: bool) {
     let silent = async { while stream.read(&mut rest).await.is_ok_and(|read| read > 0) {} };
     // The connection also ends if the peer continues to send.
     let _ = tokio::time::timeout(LINGER_TIMEOUT, silent).await;
-}
-
-pub(crate) type HttpAnswer = Response<Pieces>;
-
-/// Returns an answer that keeps its memory permit until it has been written, and then counts as
-/// delivered. An empty answer, and an answer to HEAD, counts at once, because no body is written.
-pub(crate) fn guard_answer(
-    answer: HttpAnswer,
-    permit: Option<Arc<MemoryPermit>>,
-    entry: Option<AccessEntry>,
-    is_head: bool,
-) -> Response<Full<GuardedBody<Pieces>>> {
-    let mut deliveries = permit.as_ref().map(|permit| permit.take_deliveries()).unwrap_or_default();
-    if let Some(entry) = &entry {
-        entry.set_code(answer.status().as_u16());
-        if is_head || answer.body().is_empty() {
-            entry.mark_delivered();
-        }
-        deliveries.add(entry.clone().into());
-    }
-    let guard = BodyGuard { _permit: permit, deliveries, entry, _unsent: None };
-    answer.map(|pieces| Full::new(GuardedBody::new(pieces, guard)))
 }

@@ -170,6 +170,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MonitoredBody<B> {
             deliveries: last.unwrap_or_default(),
             entry: this.entry.clone(),
             _unsent: Some(this.unsent.add(piece.len())),
+            _written_tx: None,
         };
         Poll::Ready(Some(Ok(Frame::data(GuardedBody::new(piece, guard)))))
     }
