@@ -245,7 +245,7 @@ pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
     ("supervisor/config", 4250),
     ("supervisor/control", 10450),
     ("supervisor/datapath", 6050),
-    ("supervisor/ingress", 7500),
+    ("supervisor/ingress", 8500),
     ("supervisor/operations", 6800),
     ("supervisor/policy", 7400),
     ("supervisor/succession", 600),

@@ -177,8 +177,6 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
     let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
     // A worker starts either with a partition or with a percentage, and cannot change this.
     let same_mechanism = handover.may_be_in_process() == old.handover.may_be_in_process();
-    let both_shared = shared_worker.is_some() && old.shared_worker.is_some();
-    let same_worker = *shared_worker == old.shared_worker || !both_shared;
     let in_place = [
         ("share.initial", share.initial == old.share.initial || !moves),
         ("share.min", share.min == old.share.min),
@@ -205,7 +203,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("cache", *cache == old.cache),
         ("cpus", *cpus == old.cpus),
         ("isolation", shared_worker.is_some() == old.shared_worker.is_some()),
-        ("worker", same_worker),
+        ("worker", is_same_worker(shared_worker.as_ref(), old.shared_worker.as_ref())),
         ("memory", *memory_limit == old.memory_limit),
         ("warmup", *warmup == old.warmup),
         (FILES, *broken == old.broken),
@@ -215,6 +213,11 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
     // A default share that equals a given one does not count, nor does another path of an equal profile.
     let differs = !in_place.is_empty() || !needs_workers.is_empty();
     differs.then(|| ModelDiff { model: new.clone(), in_place, needs_workers })
+}
+
+/// Returns false if both are shared workers with different names.
+fn is_same_worker(new: Option<&String>, old: Option<&String>) -> bool {
+    new == old || new.is_none() || old.is_none()
 }
 
 /// Returns the keys without `true`, which means that both configurations have the same value.

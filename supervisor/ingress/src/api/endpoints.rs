@@ -9,10 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
-use super::answers::{document, empty, error, refusal};
+use super::answers::{document, empty, error, error_at, refusal};
 use super::frontend::Frontend;
 use super::generate::GenerateForm;
 use super::inference::Target;
+use super::openai::{self, OpenAiEndpoint};
 use super::routes::{ApiPath, Endpoint};
 use super::{describe, model, repository, statistics, trace, unsupported};
 use crate::admission::{Clipped, RequestError, peer};
@@ -52,18 +53,21 @@ pub(super) enum Dispatch {
     /// An inference. Clients that name a wrong model are refused before they send tensors.
     Infer(Target),
     Generate(Target, GenerateForm),
+    /// A request to OpenAI's API, with the name of the model in the path.
+    OpenAi(OpenAiEndpoint, String),
     Other(ApiPath),
 }
 
 pub(super) fn dispatch(front: &Frontend, head: &Parts) -> Dispatch {
     let Some(path) = ApiPath::parse(head.uri.path()) else {
         let path = Clipped(head.uri.path());
-        return Dispatch::Answered(error(StatusCode::NOT_FOUND, &format!("path {path} not found")));
+        let message = format!("path {path} not found");
+        return Dispatch::Answered(error_at(head.uri.path(), StatusCode::NOT_FOUND, &message));
     };
     if !path.endpoint.accepts(&head.method) {
         let allow = if path.endpoint.method() == Method::GET { "GET, HEAD" } else { "POST" };
         let message = format!("this path accepts {allow}, not {}", Clipped(head.method.as_str()));
-        let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
+        let mut response = error_at(head.uri.path(), StatusCode::METHOD_NOT_ALLOWED, &message);
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return Dispatch::Answered(response);
     }
@@ -78,6 +82,7 @@ pub(super) fn dispatch(front: &Frontend, head: &Parts) -> Dispatch {
         Endpoint::GenerateStream => {
             find_target(front, path, head, |target| Dispatch::Generate(target, GenerateForm::Events))
         }
+        Endpoint::OpenAi(endpoint) => Dispatch::OpenAi(endpoint, path.name),
         _ => Dispatch::Other(path),
     }
 }
@@ -153,5 +158,6 @@ pub(super) async fn answer(
         Endpoint::UnregisterCuda => empty(StatusCode::OK),
         Endpoint::Tracing => return Err(unsupported::extension(unsupported::TRACING)),
         Endpoint::Logging => return Err(unsupported::extension(unsupported::LOGGING)),
+        Endpoint::OpenAi(_) => openai::list(&front.router),
     })
 }

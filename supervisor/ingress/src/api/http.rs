@@ -16,7 +16,7 @@ use shadowslice_datapath::trace::{SpanProtocol, SpanStatus};
 use super::answers::refusal;
 use super::endpoints::{self, Dispatch};
 use super::frontend::Frontend;
-use super::{generate, http_infer};
+use super::{generate, http_infer, openai};
 use crate::admission::{Budget, Caller, Client, Clipped, MemoryPermit, Resource, Stop};
 use crate::transport::{
     Connection, CountedBody, HttpAnswer, RequestProgress, SHORT_BODY_BYTES, discard, guard_answer, read,
@@ -47,7 +47,9 @@ pub(super) async fn serve(front: Arc<Frontend>, connection: Connection, stop: St
 /// ends with its first answer.
 fn is_inference(path: &str) -> bool {
     let endpoint = path.rsplit('/').next().unwrap_or_default();
-    path.starts_with("/v2/models/") && ["infer", "generate", "generate_stream"].contains(&endpoint)
+    let is_openai = ["/v1/embeddings", "/v1/completions"].contains(&path);
+    is_openai
+        || path.starts_with("/v2/models/") && ["infer", "generate", "generate_stream"].contains(&endpoint)
 }
 
 /// The handler of a connection's requests.
@@ -114,6 +116,10 @@ impl Handler<'_> {
             Dispatch::Generate(target, form) => {
                 let (body, permit) = self.receive(head, body, true).await?;
                 (generate::answer(self.front, (target, form), head, body, &permit).await, permit)
+            }
+            Dispatch::OpenAi(endpoint, name) => {
+                let (body, permit) = self.receive(head, body, endpoint.is_inference()).await?;
+                (Ok(openai::answer(self.front, (endpoint, &name), head, body, &permit).await), permit)
             }
             Dispatch::Other(endpoint) => {
                 let (body, permit) = self.receive(head, body, false).await?;

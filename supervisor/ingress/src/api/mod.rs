@@ -21,6 +21,7 @@ mod inference;
 mod load_metrics;
 mod metrics;
 mod model;
+mod openai;
 mod reflection;
 mod repository;
 mod routes;

@@ -3,6 +3,8 @@
 use hyper::Method;
 use percent_encoding::percent_decode_str;
 
+use super::openai::{OpenAiEndpoint, PREFIX};
+
 /// The maximum number of segments after `/v2`. No endpoint has more.
 const MAX_SEGMENTS: usize = 5;
 
@@ -42,12 +44,16 @@ pub(super) enum Endpoint {
     UnregisterCuda,
     Tracing,
     Logging,
+    OpenAi(OpenAiEndpoint),
 }
 
 impl ApiPath {
     /// Parses a path. Names are percent-decoded after the path is split, so they may contain
     /// slashes.
     pub(super) fn parse(path: &str) -> Option<Self> {
+        if let Some(path) = path.strip_prefix(PREFIX) {
+            return Self::parse_openai(path);
+        }
         let mut segments = [""; MAX_SEGMENTS];
         let mut count = 0;
         for segment in path.strip_prefix("/v2")?.split('/').skip(1) {
@@ -87,6 +93,20 @@ impl ApiPath {
     }
 }
 
+impl ApiPath {
+    /// Parses a path of OpenAI's API after its prefix.
+    fn parse_openai(path: &str) -> Option<Self> {
+        let (endpoint, name) = match path.split_once('/') {
+            None if path == "embeddings" => (OpenAiEndpoint::Embeddings, ""),
+            None if path == "completions" => (OpenAiEndpoint::Completions, ""),
+            None if path == "models" => (OpenAiEndpoint::Models, ""),
+            Some(("models", name)) => (OpenAiEndpoint::Model, name),
+            _ => return None,
+        };
+        Some(Self { endpoint: Endpoint::OpenAi(endpoint), name: decode(name)?, version: String::new() })
+    }
+}
+
 impl Endpoint {
     fn of_model(name: &str) -> Option<Self> {
         match name {
@@ -104,6 +124,7 @@ impl Endpoint {
     pub(super) fn method(self) -> Method {
         match self {
             Self::Infer | Self::Generate | Self::GenerateStream => Method::POST,
+            Self::OpenAi(endpoint) if endpoint.is_inference() => Method::POST,
             Self::Index | Self::Load | Self::Unload => Method::POST,
             Self::RegisterRegion | Self::UnregisterRegion => Method::POST,
             Self::RegisterCuda | Self::UnregisterCuda => Method::POST,
@@ -142,6 +163,9 @@ mod tests {
             ("/v2/models/m/versions/1/stats", Endpoint::Statistics, "m", "1"),
             ("/v2/models/m/versions/1/infer", Endpoint::Infer, "m", "1"),
             ("/v2/models/m/generate", Endpoint::Generate, "m", ""),
+            ("/v1/embeddings", Endpoint::OpenAi(OpenAiEndpoint::Embeddings), "", ""),
+            ("/v1/models", Endpoint::OpenAi(OpenAiEndpoint::Models), "", ""),
+            ("/v1/models/a%2Fb", Endpoint::OpenAi(OpenAiEndpoint::Model), "a/b", ""),
             ("/v2/models/m/versions/1/generate_stream", Endpoint::GenerateStream, "m", "1"),
             ("/v2/models/a%2Fb%20%C3%A9/ready", Endpoint::ModelReady, "a/b é", ""),
             ("/v2/repository/models/m/load", Endpoint::Load, "m", ""),
@@ -156,8 +180,17 @@ mod tests {
 
     #[test]
     fn other_paths_name_no_endpoint() {
-        for path in ["/", "", "/v1", "/v2x", "/v2/models", "/v2/models/m/versions", "/v2/models/m/x", "/v2/a"]
-        {
+        for path in [
+            "/",
+            "",
+            "/v1",
+            "/v2x",
+            "/v2/models",
+            "/v2/models/m/versions",
+            "/v2/models/m/x",
+            "/v2/a",
+            "/v1/x",
+        ] {
             assert_eq!(ApiPath::parse(path), None, "{path}");
         }
         assert_eq!(ApiPath::parse("/v2/models/%FF/infer"), None);

@@ -42,7 +42,7 @@ struct Header<'a> {
 }
 
 /// A list with at most `MAX` entries. Parsing fails at the first entry that exceeds the maximum.
-struct BoundedList<T, const MAX: usize>(Vec<T>);
+pub(crate) struct BoundedList<T, const MAX: usize>(pub(crate) Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedList<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
