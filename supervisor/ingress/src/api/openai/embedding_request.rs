@@ -57,19 +57,28 @@ impl EmbeddingCall {
 /// Returns the value of each row: a string, or an array of tokens.
 fn rows<'a>(texts: &'a RawValue, model: &Metadata, input: &str) -> Result<Vec<&'a RawValue>, OpenAiError> {
     let is_text = model.inputs.iter().any(|spec| spec.name == input && spec.datatype == Datatype::Bytes);
-    let first = texts.get().trim_start_matches('[').trim_start();
-    let is_flat = !texts.get()[1..].trim_start().starts_with('[');
-    if is_text != first.starts_with('"') {
-        let wanted = if is_text { "a string or an array of strings" } else { "arrays of tokens" };
-        return Err(OpenAiError::field(INPUT, &format!("must be {wanted} for this model, and not empty")));
+    let wanted = if is_text { "a string or an array of strings" } else { "arrays of tokens" };
+    let wrong = || OpenAiError::field(INPUT, &format!("must be {wanted} for this model, and not empty"));
+    if is_string(texts) {
+        return if is_text { Ok(vec![texts]) } else { Err(wrong()) };
     }
-    if is_string(texts) || (!is_text && is_flat) {
+    let inner = texts.get().strip_prefix('[').ok_or_else(wrong)?.trim_start();
+    if !is_text && inner.starts_with(|first: char| first.is_ascii_digit() || first == '-') {
         return Ok(vec![texts]);
     }
-    match serde_json::from_str::<BoundedList<&RawValue, MAX_TEXTS>>(texts.get()) {
-        Ok(BoundedList(rows)) => Ok(rows),
-        Err(_) => Err(OpenAiError::field(INPUT, &format!("must have at most {MAX_TEXTS} entries"))),
+    let rows = serde_json::from_str::<BoundedList<&RawValue, MAX_TEXTS>>(texts.get());
+    let BoundedList(rows) =
+        rows.map_err(|_| OpenAiError::field(INPUT, &format!("must have at most {MAX_TEXTS} entries")))?;
+    let fits = |row: &&RawValue| if is_text { is_string(row) } else { has_items(row) };
+    if rows.is_empty() || !rows.iter().all(fits) {
+        return Err(wrong());
     }
+    Ok(rows)
+}
+
+/// Returns whether a value is an array that is not empty.
+fn has_items(value: &RawValue) -> bool {
+    value.get().strip_prefix('[').is_some_and(|inner| !inner.trim_start().starts_with(']'))
 }
 
 /// Joins rows of equal shape to batches. A model without a batch axis (`max_batch` is 0) gets each
@@ -132,6 +141,9 @@ mod tests {
             (json!({"input": []}), Datatype::Bytes, "input"),
             (json!({"input": []}), Datatype::Int64, "input"),
             (json!({"input": [1]}), Datatype::Bytes, "input"),
+            (json!({"input": [[1], []]}), Datatype::Int64, "input"),
+            (json!({"input": [[1], 2]}), Datatype::Int64, "input"),
+            (json!({"input": [true]}), Datatype::Int64, "input"),
             (json!({"input": "a"}), Datatype::Int64, "input"),
             (json!({"input": ["a", 1]}), Datatype::Bytes, "input"),
             (json!({"input": vec!["a"; MAX_TEXTS + 1]}), Datatype::Bytes, "input"),

@@ -6,7 +6,8 @@ use std::time::Instant;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use hyper::http::request::Parts;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use shadowslice_config::{EmbeddingsMapping, OpenAiConfig};
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestArrival, RequestFailure};
 
@@ -58,9 +59,9 @@ pub(super) async fn answer(
             &format!("must be {size} for this model, not {wanted}"),
         ));
     }
-    permit.replace(found.bytes() + found.json_bytes())?;
+    permit.replace(2 * found.bytes() + found.json_bytes())?;
     let is_long = found.bytes() >= LONG_JSON_BYTES;
-    let write = move || Ok::<_, RequestError>(found.json(&target.name, encoding).to_string().into_bytes());
+    let write = move || Ok::<_, RequestError>(found.json(&target.name, encoding));
     let json = if is_long { run_blocking("writing the answer", write).await? } else { write()? };
     permit.shrink_to(json.len());
     Ok(http_infer::respond_json(json, &head.headers, permit).await?)
@@ -160,30 +161,53 @@ impl Embeddings {
         self.vectors.iter().map(|vector| size_of_val(&vector[..]) + size_of::<Vec<f32>>()).sum()
     }
 
-    /// Returns the maximum size of the JSON in bytes. Numbers are also values before they are text.
+    /// Returns the maximum size of the JSON in bytes.
     fn json_bytes(&self) -> usize {
-        let entry = |vector: &Vec<f32>| ENTRY_BYTES + vector.len() * (NUMBER_CHARACTERS + size_of::<Value>());
+        let entry = |vector: &Vec<f32>| ENTRY_BYTES + vector.len() * NUMBER_CHARACTERS;
         self.vectors.iter().map(entry).sum()
     }
 
-    fn json(&self, model: &str, encoding: VectorEncoding) -> Value {
-        let entry = |(index, vector): (usize, &Vec<f32>)| {
-            let embedding = match encoding {
-                VectorEncoding::Float => json!(vector),
+    fn json(&self, model: &str, encoding: VectorEncoding) -> Vec<u8> {
+        let entry = |(index, vector): (usize, &Vec<f32>)| EmbeddingEntry {
+            object: "embedding",
+            index,
+            embedding: match encoding {
+                VectorEncoding::Float => EmbeddingValue::Numbers(vector.clone()),
                 VectorEncoding::Base64 => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
-                    json!(BASE64.encode(bytes))
+                    EmbeddingValue::Text(BASE64.encode(bytes))
                 }
-            };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
+            },
         };
-        let data: Vec<_> = self.vectors.iter().enumerate().map(entry).collect();
-        let mut json = json!({"object": "list", "data": data, "model": model});
-        if let Some(tokens) = self.tokens {
-            json["usage"] = usage_json(tokens, None);
-        }
-        json
+        let data = self.vectors.iter().enumerate().map(entry).collect();
+        let usage = self.tokens.map(|tokens| usage_json(tokens, None));
+        let list = EmbeddingList { object: "list", data, model, usage };
+        serde_json::to_vec(&list).expect("only keys that are not strings can fail")
     }
+}
+
+/// The answer to a request for embeddings.
+#[derive(Serialize)]
+struct EmbeddingList<'a> {
+    object: &'static str,
+    data: Vec<EmbeddingEntry>,
+    model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct EmbeddingEntry {
+    object: &'static str,
+    index: usize,
+    embedding: EmbeddingValue,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum EmbeddingValue {
+    Numbers(Vec<f32>),
+    Text(String),
 }
 
 /// Returns whether a shape has a vector for each row. Axes of size 1 do not count.
@@ -212,9 +236,10 @@ mod tests {
     #[test]
     fn vectors_are_numbers_or_base64() {
         let embeddings = Embeddings { vectors: vec![vec![1.0, -0.1]], tokens: Some(3) };
-        let json = embeddings.json("m", VectorEncoding::Float);
-        assert_eq!(json["data"][0]["embedding"].to_string(), "[1.0,-0.1]");
-        assert_eq!(json["usage"], json!({"prompt_tokens": 3, "total_tokens": 3}));
-        assert_eq!(embeddings.json("m", VectorEncoding::Base64)["data"][0]["embedding"], "AACAP83MzL0=");
+        let json = |encoding| String::from_utf8(embeddings.json("m", encoding)).unwrap();
+        let numbers = json(VectorEncoding::Float);
+        let usage = r#""model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}"#;
+        assert!(numbers.contains("[1.0,-0.1]") && numbers.ends_with(usage), "{numbers}");
+        assert!(json(VectorEncoding::Base64).contains("\"AACAP83MzL0=\""));
     }
 }
