@@ -68,9 +68,9 @@ SERVER = None
 
 
 class Models(Server):
-    def __init__(self, binary):
+    def __init__(self, binary, more=""):
         self.metrics_port = free_port()
-        super().__init__(binary, self.write)
+        super().__init__(binary, self.write, more)
 
     def write(self, folder):
         (folder / "counter.py").write_text(COUNTER)
@@ -88,10 +88,22 @@ class Models(Server):
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
             f"access_log: {self.folder}/access.jsonl",
+            self.more,
             "models:",
             f"  - {{path: counter.py, {python}}}",
             f"  - {{path: writer.py, {python}}}",
         ]) + "\n"
+
+    def access(self, request_id):
+        """Waits for the line of a request in the access log, and returns it."""
+        log = self.folder / "access.jsonl"
+
+        def lines():
+            found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            return [line for line in found if line["request_id"] == request_id]
+
+        wait_until(lines)
+        return lines()[0]
 
     def metric(self, sample):
         text = urllib.request.urlopen(f"http://localhost:{self.metrics_port}/metrics").read().decode()
@@ -115,8 +127,8 @@ def counting(count, pause=0.0, size=0):
 class Client:
     """A connection over TCP."""
 
-    def __init__(self):
-        self.connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=TIMEOUT)
+    def __init__(self, server=None):
+        self.connection = http.client.HTTPConnection("127.0.0.1", (server or SERVER).http_port, timeout=TIMEOUT)
 
     def post(self, path, body, **headers):
         """Sends a request, and returns its response after the head."""
@@ -258,21 +270,69 @@ class Generate(unittest.TestCase):
         self.assertIn("priority", answer["error"])
 
     def test_the_access_log_has_a_line_for_each_stream(self):
-        log = SERVER.folder / "access.jsonl"
         self.client.events("counter", counting(3) | {"id": "logged"})
         self.client.events("counter", counting(-7) | {"id": "broken"})
-
-        def lines():
-            found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-            return {line["request_id"]: line for line in found if line["request_id"] in ("logged", "broken")}
-
-        wait_until(lambda: len(lines()) == 2)
-        logged, broken = lines()["logged"], lines()["broken"]
+        logged, broken = SERVER.access("logged"), SERVER.access("broken")
         self.assertEqual((logged["model"], logged["code"], logged["error"], logged["reason"]),
                          ("counter", 200, None, None))
         self.assertEqual((broken["code"], broken["reason"]), (200, None))
         self.assertIn("RuntimeError: a broken model", broken["error"])
         self.assertGreater(logged["bytes_out"], 3 * len('data: {"n": 0}'))
+
+    def test_a_client_that_leaves_between_two_answers_is_noticed_at_once(self):
+        pause = 2.0  # seconds
+        response = self.client.post("/v2/models/counter/generate_stream", counting(10**9, pause) | {"id": "left"})
+        self.assertEqual(next(each(response))["n"], 0)
+        response.close()
+        self.client.connection.close()
+        left = SERVER.access("left")
+        self.assertEqual(left["reason"], "client_left")
+        self.assertLess(left["latency_ms"], 1000 * 2 * pause, "the server noticed it with the next answer")
+
+    def test_a_stream_is_one_answered_request(self):
+        sample = 'shadowslice_requests_total{model="counter".*outcome="succeeded"}'
+        before = SERVER.metric(sample)
+        self.client.events("counter", counting(5))
+        self.client.ask("/v2/models/counter/generate", counting(1))
+        wait_until(lambda: SERVER.metric(sample) == before + 2)
+
+
+class Upgrades(unittest.TestCase):
+    def test_streams_continue_until_the_time_to_drain(self):
+        server = Models(sys.argv[0], more="timeouts: {drain: 1s}")
+        self.addCleanup(shutil.rmtree, server.folder)
+        clients = [Client(server) for _ in range(2)]
+        endless, short = [each(client.post("/v2/models/counter/generate_stream", counting(count, 0.01)))
+                          for client, count in zip(clients, (10**9, 20))]
+        self.assertEqual((next(endless)["n"], next(short)["n"]), (0, 0))
+        said = server.command("upgrade")
+        successor = int(next(word for word in said.split() if word.isdigit()))
+        try:
+            self.assertEqual([event["n"] for event in short], list(range(1, 20)))
+            *_, last = endless
+            self.assertRegex(last["error"], "send the request again")
+            # The first supervisor waits for further requests of open connections.
+            [client.connection.close() for client in clients]
+            self.assertEqual(server.process.wait(TIMEOUT), 0)
+            again = Client(server)
+            self.assertEqual(len(again.events("counter", counting(3))), 3)
+            again.connection.close()
+        finally:
+            os.kill(successor, signal.SIGTERM)
+        wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
+        server.log.close()
+
+    def test_a_server_that_stops_answers_its_streams(self):
+        server = Models(sys.argv[0])
+        client = Client(server)
+        self.addCleanup(client.connection.close)
+        events = each(client.post("/v2/models/counter/generate_stream", counting(100, 0.01)))
+        self.assertEqual(next(events)["n"], 0)
+        server.process.send_signal(signal.SIGTERM)
+        self.assertEqual([event["n"] for event in events], list(range(1, 100)))
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
+        server.log.close()
+        shutil.rmtree(server.folder)
 
 
 @unittest.skipUnless(shutil.which("curl"), "curl is missing")
