@@ -49,14 +49,24 @@ def _model_routes(model: Model) -> list[Config]:
     by_header = {"name": MODEL_HEADER, "string_match": {"exact": model.name}}
     grpc = {"prefix": "/inference.GRPCInferenceService/", "headers": [by_header]}
     stream = {"path": "/inference.GRPCInferenceService/ModelStreamInfer", "headers": [by_header]}
-    http = {"path_separated_prefix": f"/v2/models/{model.name}"}
-    endless = _route(stream, f"grpc|{model.name}", model)
-    endless["route"]["timeout"] = "0s"
+    path = f"/v2/models/{model.name}"
+    http = {"path_separated_prefix": path}
+    events = [
+        {"path": f"{path}/generate_stream"},
+        {"path": f"{path}/versions/1/generate_stream"},
+    ]
     return [
-        endless,
+        _without_timeout(_route(stream, f"grpc|{model.name}", model)),
+        *(_without_timeout(_route(match, f"http|{model.name}", model)) for match in events),
         _route(grpc, f"grpc|{model.name}", model),
         _route(http, f"http|{model.name}", model),
     ]
+
+
+def _without_timeout(route: Config) -> Config:
+    """Removes the maximum duration, because a stream has none."""
+    route["route"]["timeout"] = "0s"
+    return route
 
 
 def _route(match: Config, cluster: str, model: Model | None) -> Config:

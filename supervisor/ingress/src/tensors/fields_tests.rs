@@ -114,3 +114,12 @@ fn outputs_are_fields() {
     let binary = [output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff])];
     assert!(matches!(write_fields("m", "", &binary, &mut json), Err(RequestFailure::Invalid(_))));
 }
+
+#[test]
+fn fuzz_fields() {
+    bolero::check!().for_each(|bytes: &[u8]| {
+        for max_batch in [0, 8] {
+            parse_generate(bytes.to_vec().into(), &model(max_batch), &unlimited()).ok();
+        }
+    });
+}

@@ -356,6 +356,20 @@ class Kept(unittest.TestCase):
         gateway.publish(list(spec("n").models.values()), {})
         self.assertEqual(gateway.published(), {"n": ()})
 
+    def test_streams_have_no_timeout(self) -> None:
+        models = list(spec("m").models.values())
+        table = json.loads(envoy.routes(models))["resources"][0]["virtual_hosts"][0]["routes"]
+        endless = [each["match"] for each in table if each.get("route", {}).get("timeout") == "0s"]
+        paths = [match["path"] for match in endless]
+        self.assertEqual(
+            paths,
+            [
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                "/v2/models/m/generate_stream",
+                "/v2/models/m/versions/1/generate_stream",
+            ],
+        )
+
     def test_models_without_retry_are_not_retried(self) -> None:
         entries = [{"name": "once", "need": NEED, "retry": False}, {"name": "again", "need": NEED}]
         models = list(specs.parse({"models": entries}, "w").models.values())
