@@ -80,7 +80,7 @@ async fn object(
     if answers.next().await.transpose()?.is_some() {
         return many();
     }
-    let bytes = tensor_bytes(&outputs) + field_bytes(&outputs);
+    let bytes = tensor_bytes(&outputs) + field_bytes(&writer.id, &outputs);
     permit.replace(bytes)?;
     let write = move || {
         let mut json = Vec::new();
@@ -107,7 +107,7 @@ struct FieldWriter {
 
 impl EventWriter for FieldWriter {
     fn max_bytes(&self, outputs: &[OutputTensor]) -> usize {
-        field_bytes(outputs)
+        field_bytes(&self.id, outputs)
     }
 
     fn answer(&mut self, outputs: &[OutputTensor]) -> Result<Bytes, RequestError> {

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
-use shadowslice_shared::tensor::TensorSpec;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::answer::{self, MODEL_VERSION};
 use super::check::{self, InferRequest, NamedTensor, Shape, public_shape};
@@ -162,10 +162,11 @@ pub(crate) fn field_tensor(
     Ok(NamedTensor { name: name.to_owned(), datatype, shape, data, region: None })
 }
 
-/// Returns the maximum size in bytes of an answer with these outputs.
-pub(crate) fn field_bytes(outputs: &[OutputTensor]) -> usize {
+/// Returns the maximum size in bytes of an answer with this id and these outputs.
+pub(crate) fn field_bytes(id: &str, outputs: &[OutputTensor]) -> usize {
     let brackets = outputs.iter().map(|output| output.name.len() + nested::bracket_bytes(&output.shape));
-    answer::JSON_BYTES + answer::text_bytes(outputs) + brackets.sum::<usize>()
+    let id = values::text_bytes(Datatype::Bytes, id.len());
+    answer::JSON_BYTES + id + answer::text_bytes(outputs) + brackets.sum::<usize>()
 }
 
 /// Appends an answer to `json`, in which each output is a field.
@@ -175,7 +176,7 @@ pub(crate) fn write_fields(
     outputs: &[OutputTensor],
     json: &mut Vec<u8>,
 ) -> Result<(), RequestFailure> {
-    let bytes = field_bytes(outputs);
+    let bytes = field_bytes(id, outputs);
     json.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
     json.push(b'{');
     if !id.is_empty() {

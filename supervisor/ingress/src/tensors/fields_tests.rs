@@ -1,7 +1,5 @@
 use std::time::Duration;
 
-use shadowslice_shared::tensor::Datatype;
-
 use super::*;
 use crate::admission::unlimited;
 use crate::tensors::OutputForm;
@@ -110,7 +108,7 @@ fn outputs_are_fields() {
     let mut json = Vec::new();
     write_fields("m", "a", &outputs, &mut json).unwrap();
     assert_eq!(json, br#"{"id":"a","model_name":"m","model_version":"1","n":9,"y":[[1,2]]}"#.as_slice());
-    assert!(json.len() <= field_bytes(&outputs));
+    assert!(json.len() <= field_bytes("a", &outputs));
     let binary = [output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff])];
     assert!(matches!(write_fields("m", "", &binary, &mut json), Err(RequestFailure::Invalid(_))));
 }

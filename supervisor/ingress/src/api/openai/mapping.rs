@@ -1,7 +1,11 @@
 //! The check of a mapping against a model's tensors, which are known when the model has been loaded.
 
+use std::sync::LazyLock;
+use std::time::Duration;
+
 use serde_json::value::RawValue;
 use shadowslice_config::OpenAiConfig;
+use shadowslice_datapath::log_throttle::LogThrottle;
 use shadowslice_datapath::pipeline::{Metadata, RequestFailure, RequestOptions};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Journal;
@@ -14,6 +18,11 @@ use crate::api::model;
 use crate::tensors::{
     InferRequest, NamedTensor, OutputForm, OutputTensor, RequestedOutput, floats, integers,
 };
+
+/// The shortest time between two warnings, because each request for a model with a wrong mapping fails.
+const FAULT_INTERVAL: Duration = Duration::from_secs(10);
+
+static FAULTS: LazyLock<LogThrottle> = LazyLock::new(|| LogThrottle::new(FAULT_INTERVAL));
 
 /// A model that serves an endpoint.
 pub(super) struct MappedModel<M> {
@@ -121,7 +130,9 @@ fn check_one(
 /// Returns the failure of a request because of a wrong mapping, which only the operator can correct.
 pub(super) fn fault(model: &Metadata, key: &str, why: &str) -> RequestFailure {
     let name = &model.name;
-    tracing::warn!(model = name, key, why, "wrong mapping of an OpenAI endpoint");
+    if FAULTS.is_due() {
+        tracing::warn!(model = name, key, why, "wrong mapping of an OpenAI endpoint");
+    }
     RequestFailure::Internal(format!("wrong configuration of model '{name}': {key}: {why}"))
 }
 
