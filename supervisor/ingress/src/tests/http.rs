@@ -75,6 +75,21 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
             r#"{"error":"Request for unknown model: 'm' is not found"}"#,
         ),
         (post("/v2/models/m/versions/1/generate_stream", "", "{}"), 404, "unknown model"),
+        (post("/v2", "", "{}"), 405, "accepts GET, HEAD, not POST"),
+        (get("/v2/health/live"), 200, ""),
+    ] {
+        let answer = ask(&mut stream, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+        assert!(answer.contains(body), "{request}: {answer}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn paths_of_openai_have_errors_of_its_form() {
+    let server = Server::start(9).await;
+    let mut stream = server.connect("http").await;
+    for (request, status, body) in [
         (get("/v1/models"), 200, r#"{"data":[],"object":"list"}"#),
         (get("/v1/models/m"), 404, r#""code":"model_not_found""#),
         (get("/v1/embeddings"), 405, r#""type":"invalid_request_error""#),
@@ -82,8 +97,6 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
         (post("/v1/embeddings", "", r#"{"input": "a"}"#), 400, r#""param":"model""#),
         (post("/v1/completions", "", r#"{"model": "m"}"#), 404, r#""code":"model_not_found""#),
         (post("/v1/chat/completions", "", "{}"), 404, r#""type":"invalid_request_error""#),
-        (post("/v2", "", "{}"), 405, "accepts GET, HEAD, not POST"),
-        (get("/v2/health/live"), 200, ""),
     ] {
         let answer = ask(&mut stream, &request).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
