@@ -1,16 +1,16 @@
-"""Types for Python models: see :class:`Model` and :class:`StreamingModel`."""
+"""Types for Python models: :class:`Model`, :class:`StreamingModel`, :class:`SteppingModel`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Context", "InvalidInput", "Model", "StreamingModel", "Tensor"]
+__all__ = ["Context", "InvalidInput", "Model", "SteppingModel", "StreamingModel", "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -107,5 +107,30 @@ class StreamingModel(Protocol):
 
         The generator may keep the request's arrays. It is resumed when the client can take the next
         response. If the client disconnects, the ``yield`` raises ``GeneratorExit``.
+        """
+        ...
+
+
+class SteppingModel(Protocol):
+    """The interface of a class whose streams advance together.
+
+    The class need not inherit from this one. A worker has at most ``streams`` open streams
+    (default 16). The optional methods are those of :class:`Model`, and ``end(state)``, which is
+    called when a stream has ended.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+    def start(self, request: Mapping[str, np.ndarray]) -> Any:
+        """Returns the state of a new stream. The state may keep the request's arrays."""
+        ...
+
+    def step(self, states: Sequence[Any]) -> Sequence[Any]:
+        """Returns the next response of each stream, in the order of `states`.
+
+        A response is a dict of arrays, ``None`` if the stream has ended, or an exception if it
+        fails. If a state has a true attribute ``done``, its response is the last one. If this
+        method raises, the worker calls it again with each state alone.
         """
         ...

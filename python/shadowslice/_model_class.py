@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import Tensor, _annotations, _tensors
 from ._errors import ModelError, line_in, line_of
@@ -22,6 +22,18 @@ STREAMS = 16
 MAX_STREAMS = 1024
 
 MAX_AXIS = 2**31 - 1
+
+ARGUMENTS = {"infer": "batch", "generate": "request", "start": "request", "step": "states"}
+"""The arguments of the methods that a class can have."""
+
+
+class StreamLimits(NamedTuple):
+    """The number of streams that a worker can generate."""
+
+    open: int
+    """The maximum number of open streams."""
+    per_step: int
+    """The maximum number of streams that advance together. It is 1 if streams take turns."""
 
 
 def find_source(path: Path) -> Path:
@@ -61,7 +73,7 @@ def load_module(file: Path) -> ModuleType:
 
 
 def model_class(module: ModuleType, file: Path) -> Any:
-    """Returns the only class of the module that has ``infer`` or ``generate``."""
+    """Returns the only class of the module that has ``infer``, ``generate`` or ``step``."""
     own = [
         found
         for _, found in inspect.getmembers(module, inspect.isclass)
@@ -69,24 +81,36 @@ def model_class(module: ModuleType, file: Path) -> Any:
     ]
     if not own:
         raise ModelError(
-            f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; "
-            "add one of them"
+            f"{file}: no class has a method `infer(self, batch)`, `generate(self, request)` or "
+            "`step(self, states)`; add one of them"
         )
     if len(own) > 1:
         names = ", ".join(found.__name__ for found in own)
         raise ModelError(
-            f"{file}: several classes have `infer` or `generate` ({names}); "
+            f"{file}: several classes have `infer`, `generate` or `step` ({names}); "
             "keep one, or import the others from another file"
         )
     found: Any = own[0]
     if len(methods(found)) > 1:
-        line = line_of(found)
+        line, (one, other) = line_of(found), methods(found)[:2]
         raise ModelError(
-            f"{file}:{line}: class {found.__name__} has both `infer` and `generate`; remove one"
+            f"{file}:{line}: class {found.__name__} has both `{one}` and `{other}`; remove one"
         )
     (name,) = methods(found)
-    method = getattr(found, name)
-    takes = {"infer": "batch", "generate": "request"}[name]
+    check_call(found, name, file)
+    if name == "step":
+        if not callable(getattr(found, "start", None)):
+            raise ModelError(
+                f"{file}:{line_of(found)}: class {found.__name__} has `step`, but no "
+                "`start(self, request)`; add it"
+            )
+        check_call(found, "start", file)
+    return found
+
+
+def check_call(found: Any, name: str, file: Path) -> None:
+    """Checks that a method of the class takes its argument."""
+    method, takes = getattr(found, name), ARGUMENTS[name]
     try:
         inspect.signature(method).bind(None, {})
     except TypeError as error:
@@ -94,18 +118,19 @@ def model_class(module: ModuleType, file: Path) -> Any:
         raise ModelError(
             f"{file}:{line}: `{name}` must take one argument, as `{name}(self, {takes})`: {error}"
         ) from error
-    return found
 
 
 def methods(found: type) -> list[str]:
-    """Returns which of ``infer`` and ``generate`` a class has."""
-    return [name for name in ("infer", "generate") if callable(getattr(found, name, None))]
+    """Returns which of ``infer``, ``generate`` and ``step`` a class has."""
+    names = ("infer", "generate", "step")
+    return [name for name in names if callable(getattr(found, name, None))]
 
 
-def streams(found: Any, file: Path) -> int:
-    """Returns the number of streams that a worker generates at a time, or 0 for ``infer``."""
-    if "generate" not in methods(found):
-        return 0
+def streams(found: Any, file: Path) -> StreamLimits | None:
+    """Returns the number of streams that a worker generates, or ``None`` for ``infer``."""
+    (method,) = methods(found)
+    if method == "infer":
+        return None
     most = getattr(found, "streams", STREAMS)
     if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
         line = line_of(found)
@@ -113,7 +138,7 @@ def streams(found: Any, file: Path) -> int:
             f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; "
             f"use an integer from 1 to {MAX_STREAMS}"
         )
-    return most
+    return StreamLimits(most, most if method == "step" else 1)
 
 
 def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
@@ -121,8 +146,8 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
     line = line_of(found)
     example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
     declared = getattr(found, which, None)
-    if declared is None:
-        (method,) = methods(found)
+    (method,) = methods(found)
+    if declared is None and method != "step":
         declared = _annotations.tensors(getattr(found, method), which, file)
     if not isinstance(declared, Mapping) or not declared:
         raise ModelError(

@@ -40,7 +40,7 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
                 f"{where}: `{name}` of class {found.__name__} is {value!r}; use True or False"
             )
     if getattr(found, "cuda_graph", False):
-        if hasattr(found, "generate"):
+        if hasattr(found, "generate") or hasattr(found, "step"):
             raise ModelError(
                 f"{where}: CUDA graphs do not support streams; "
                 f"remove `cuda_graph` from class {found.__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +24,8 @@ from . import (
     _tensors,
 )
 from ._errors import ModelError, describe, escape_surrogates, line_in, line_of, log_traceback
+from ._step_watch import StepInterrupted, StepWatch
+from ._streams import END, StreamAnswer, Streams
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """The name, datatype and whole shape of a tensor."""
@@ -33,13 +35,18 @@ OutputParts: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """
 
 Reply: TypeAlias = tuple[tuple[list[OutputParts], list[np.ndarray], bool] | None, bool, str]
-"""The success or failure of a batch or of a stream's step.
+"""The success or failure of a batch, or of one stream in a step.
 
 For a success, the first element has the outputs' parts, the arrays that own the parts' memory, and
 whether the stream has more responses. For a failure, the elements are ``None``, whether the request
 is invalid, and the reason.
 """
 
+NOT_ANSWERED_YET: Reply = (([], [], True), False, "")
+"""The reply for a stream that is open, and whose first response needs a step."""
+
+TRIAL = -1
+"""The number of the stream that tries a partition."""
 
 INDEPENDENT_OF_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
 """The exceptions that do not depend on the values of the inputs."""
@@ -55,30 +62,34 @@ class Runner:
         """The model's method that runs a batch, or starts a stream."""
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        self.streams = 0
+        self.streams: _model_class.StreamLimits | None = None
         self.device = "cpu"
         self.recorder: _cuda_graphs.Recorder | None = None
         """The recorder of a model with ``cuda_graph``. Its batches are PyTorch tensors."""
         self.arena: _arena.Arena | None = None
         self.arena_obstacle = ""
         """The reason why PyTorch does not allocate the model's memory in the arena."""
-        self.open_streams: dict[int, Iterator[Any]] = {}
+        self.open_streams: Streams | None = None
+        """The streams of a model with ``generate`` or ``step``."""
         self.proving = True
         self.has_output = False
         """True after the model's method has returned or yielded. Later errors concern outputs."""
         self.may_be_values = False
         """True if generated input values may have caused the last failure."""
+        self.watch = StepWatch()
+        self.step_timeout = 0.0
         self.proof_batches: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
         """A batch of each size for which the proof ran on a CUDA stream."""
 
     def load(
-        self, name: str, path: Path, cache: Path | None, on_gpu: bool
-    ) -> tuple[tuple[list[Spec], list[Spec], int] | None, str]:
+        self, name: str, path: Path, cache: Path | None, on_gpu: bool, step_timeout: float
+    ) -> tuple[tuple[list[Spec], list[Spec], _model_class.StreamLimits | None] | None, str]:
         """Loads the model.
 
-        Returns the inputs, the outputs and the maximum number of concurrent streams. On failure,
-        returns ``None`` and the reason.
+        Returns the inputs, the outputs and the number of streams. On failure, returns ``None`` and
+        the reason. The time limit of a step, in s, applies after the proof.
         """
+        self.step_timeout = step_timeout
         try:
             file = _model_class.find_source(path)
             context = Context(
@@ -111,7 +122,11 @@ class Runner:
             self.file, self.model = file, found()
             if hasattr(self.model, "load"):
                 self.model.load(context)
-        self.answer = self.model.generate if self.streams else self.model.infer
+        if self.streams:
+            self.open_streams = Streams(self.model, self.watch)
+            self.watch.install()
+        else:
+            self.answer = self.model.infer
         if self.recorder and "torch" not in sys.modules:
             where = f"{file}:{line_of(found)}"
             raise ModelError(
@@ -127,7 +142,10 @@ class Runner:
         """
         found = type(self.model)
         if getattr(found, "reference", None) is not None:
-            self.answer = self.model.reference
+            if self.open_streams:
+                self.open_streams.generate = self.model.reference
+            else:
+                self.answer = self.model.reference
         try:
             warmup_inputs = None
             if getattr(found, "warmup", None) is not None:
@@ -189,6 +207,7 @@ class Runner:
     def warmed_up(self) -> None:
         """Ends the proof. From now on, the worker serves requests."""
         self.proving = False
+        self.watch.timeout = self.step_timeout
 
     def unfit(self, cuda: int) -> str | None:
         """Runs the proof's batches on this CUDA stream.
@@ -205,13 +224,18 @@ class Runner:
         return None
 
     def _try(self, batch: dict[str, np.ndarray], rows: list[int] | None) -> None:
-        if not self.streams:
+        if not self.open_streams:
             self._run_batch(batch, rows)
             return
-        generator = self.answer({name: array.copy() for name, array in batch.items()})
-        for _, result in zip(range(2), generator):
-            self._outputs(result, None)
-        generator.close()
+        answer = self.open_streams.open(
+            TRIAL, {name: array.copy() for name, array in batch.items()}
+        )
+        for _ in range(2):
+            if answer is None or answer.more:
+                (answer,) = self.open_streams.step([TRIAL])
+            if isinstance(answer.value, BaseException):
+                raise answer.value
+        self.open_streams.close(TRIAL)
 
     def left(self) -> None:
         """Frees the memory that PyTorch keeps for CUDA streams that the worker no longer uses."""
@@ -242,40 +266,41 @@ class Runner:
                     {name: array.copy() for name, array in batch.items()},
                     rows,
                 )
-            if self.streams:
-                # The worker reuses the request's memory after the stream has started.
-                kept = {name: array.copy() for name, array in batch.items()}
-                self.open_streams[stream] = iter(self.answer(kept))
-                return self.step(stream, cuda)
             with on(cuda):
+                if self.open_streams:
+                    # The worker reuses the request's memory after the stream has started.
+                    kept = {name: array.copy() for name, array in batch.items()}
+                    answer = self.open_streams.open(stream, kept)
+                    return self._stream_reply(stream, answer) if answer else NOT_ANSWERED_YET
                 return (*self._run_batch(batch, rows), False), False, ""
         except BaseException as error:
             return self._failed(error)
 
-    def step(self, stream: int, cuda: int | None) -> Reply:
-        """Returns the next response of a stream."""
-        generator = self.open_streams.pop(stream)
+    def step(self, streams: list[int], cuda: int | None) -> list[Reply]:
+        """Returns the next response of each stream."""
         self.has_output = self.may_be_values = False
-        try:
-            with on(cuda):
-                outputs = self._outputs(next(generator), None)
-        except StopIteration:
+        assert self.open_streams
+        with on(cuda):
+            answers = self.open_streams.step(streams)
+            return [self._stream_reply(*answer) for answer in zip(streams, answers)]
+
+    def _stream_reply(self, stream: int, answer: StreamAnswer) -> Reply:
+        if answer.value is END:
             # The values of the inputs may also be the reason why a stream has no responses.
             self.may_be_values = True
             return ([], [], False), False, ""
+        try:
+            if isinstance(answer.value, BaseException):
+                raise answer.value
+            return (*self._outputs(answer.value, None), answer.more), False, ""
         except BaseException as error:
+            self.close(stream)
             return self._failed(error)
-        self.open_streams[stream] = generator
-        return (*outputs, True), False, ""
 
     def close(self, stream: int) -> None:
         """Closes a stream whose client needs no further responses."""
-        generator: Any = self.open_streams.pop(stream, None)
-        try:
-            if hasattr(generator, "close"):
-                generator.close()
-        except BaseException:
-            log_traceback()
+        if self.open_streams:
+            self.open_streams.close(stream)
 
     def _failed(self, error: BaseException) -> Reply:
         self.may_be_values = may_depend_on_values(error, self.has_output)
@@ -315,13 +340,14 @@ class Runner:
         return outputs, kept
 
     def _verb(self) -> str:
-        name = getattr(self.answer, "__name__", "the model")
-        return f"{name} yielded" if self.streams else f"{name} returned"
+        if self.open_streams:
+            return "generate yielded" if self.open_streams.generate else "step returned"
+        return f"{getattr(self.answer, '__name__', 'the model')} returned"
 
     def unload(self) -> None:
         """Closes all streams and calls the model's `unload`. The worker then ends."""
-        for stream in list(self.open_streams):
-            self.close(stream)
+        if self.open_streams:
+            self.open_streams.close_all()
         try:
             if hasattr(self.model, "unload"):
                 self.model.unload()
@@ -354,7 +380,7 @@ def failure(error: BaseException) -> Reply:
     if isinstance(error, InvalidInput):
         return None, True, escape_surrogates(str(error))
     log_traceback()
-    return None, False, describe(error)
+    return None, False, str(error) if isinstance(error, StepInterrupted) else describe(error)
 
 
 def may_depend_on_values(error: BaseException, has_output: bool) -> bool:

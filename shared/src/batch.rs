@@ -38,7 +38,8 @@ pub struct Extent {
 pub enum Command {
     /// The order to run a batch.
     Run(Batch),
-    /// The order to compute the next answer of a stream. The supervisor treats this step like a batch.
+    /// The order to compute the next answer of each of these streams. The supervisor treats this step
+    /// like a batch. The reply is [`WorkerMessage::Stepped`].
     Next(StreamStep),
     /// The order to end the stream with this id, because the client cancelled the stream or
     /// disconnected.
@@ -62,8 +63,10 @@ pub enum Command {
 /// A message from a worker to the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WorkerMessage {
-    /// The answer to a batch or to a step of a stream.
+    /// The answer to a batch.
     Answer(BatchAnswer),
+    /// The answers to a step of streams.
+    Stepped(StepAnswer),
     /// The reply to [`Command::Prepare`].
     Prepared(PartitionReply),
     /// The reply to [`Command::Sleep`]: success, or the reason why the weights are still on the GPU.
@@ -137,7 +140,17 @@ pub struct BatchRequest {
     pub inputs: Vec<Extent>,
 }
 
-/// A request for the next answer of a stream.
+/// The number of streams that a worker can generate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamLimits {
+    /// The maximum number of open streams, at least 1.
+    pub open: u32,
+    /// The maximum number of streams that one step advances. It is 1 if streams take turns, otherwise
+    /// `open`.
+    pub per_step: u32,
+}
+
+/// A request for the next answer of streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStep {
     /// The id of the step, which the answer repeats.
@@ -148,22 +161,43 @@ pub struct StreamStep {
     pub sent_ns: u64,
     /// The prepared partition on which the step runs, or [`Groups::WHOLE`].
     pub groups: Groups,
-    /// The id of the batch that opened the stream.
-    pub stream: u64,
+    /// The streams to advance, each by the id of the batch that opened it.
+    pub streams: Vec<u64>,
 }
 
-/// The answer to a batch or to a step of a stream.
+/// The answer to a step of streams.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepAnswer {
+    /// The id of the step.
+    pub id: u64,
+    /// The execution time in µs, as in [`BatchAnswer`].
+    pub execution_us: u64,
+    /// The answer of each stream, in the order of [`StreamStep::streams`].
+    pub streams: Vec<StreamAnswer>,
+}
+
+/// The answer of one stream in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamAnswer {
+    /// The outputs, each with one part, or the reason why the stream failed. The list of outputs is empty
+    /// if the stream ended without another answer.
+    pub result: Result<Vec<BatchOutput>, RunFailure>,
+    /// True if the stream has more answers. A stream without more answers has ended.
+    pub more: bool,
+}
+
+/// The answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchAnswer {
-    /// The id of the batch or step.
+    /// The id of the batch.
     pub id: u64,
     /// The execution time in µs. It does not include the time for which the batch waited for the GPU.
     pub execution_us: u64,
-    /// The outputs, or the reason why the batch failed. At the end of a stream, the list of outputs is
-    /// empty.
+    /// The outputs, or the reason why the batch failed. The list of outputs is empty if the batch opened a
+    /// stream whose first answer needs a step, or a stream without any answer.
     pub result: Result<Vec<BatchOutput>, RunFailure>,
-    /// True if the answer opens or continues a stream. The supervisor then requests the next answer
-    /// with [`Command::Next`].
+    /// True if the batch opened a stream. The supervisor then requests further answers with
+    /// [`Command::Next`].
     pub more: bool,
 }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::batch::StreamLimits;
 use crate::frame::Message;
 use crate::groups::{Division, Groups};
 use crate::profile::Profile;
@@ -195,6 +196,8 @@ pub enum EngineSpec {
         /// The only directory to which the model is allowed to write files, or `None` if the model must
         /// not write files.
         cache: Option<PathBuf>,
+        /// The time after which a step of streams is interrupted.
+        step_timeout: Duration,
     },
     /// The emulated engine, which returns the inputs as outputs.
     Emulated {
@@ -249,9 +252,8 @@ pub struct LoadedModel {
     pub optional: Vec<TensorSpec>,
     /// The outputs. Their shapes include the batch axis.
     pub outputs: Vec<TensorSpec>,
-    /// The maximum number of streams that the model can generate at the same time. It is 0 if the model
-    /// gives one answer per request.
-    pub streams: u32,
+    /// The number of streams that the model can generate, or `None` if it gives one answer per request.
+    pub streams: Option<StreamLimits>,
     /// The number of SMs that the device reports to the process.
     pub sms: Sms,
     /// The durations of the loading steps.

@@ -230,7 +230,10 @@ FAULTY = {
     "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not declare its inputs"),
     "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
                  "    def infer(self, batch): pass\n", "{}:2: 'x' has unknown datatype 'FP31'"),
-    "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` or `generate` (A, B)"),
+    "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer`, `generate` or `step` (A, B)"),
+    "two_ways": ("class A:\n    def step(self, states): pass\n    def infer(self, batch): pass\n",
+                 "class A has both `infer` and `step`"),
+    "no_start": ("class A:\n    def step(self, states): pass\n", "{}:1: class A has `step`, but no `start(self, request)`"),
     "exits": ("import sys\nsys.exit(0)\n", "the model called sys.exit"),
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"

@@ -60,6 +60,14 @@ impl AnswerSlot<'_> {
         (Extent { offset, len }, fits.then(place))
     }
 
+    /// Writes the outputs of one stream with `put`. If they do not fit, frees their room again, so that
+    /// only this stream fails.
+    pub fn put_stream<T>(&mut self, put: impl FnOnce(&mut Self) -> T) -> Result<T, RunFailure> {
+        let end = self.end;
+        let written = put(self);
+        self.check().map(|()| written).inspect_err(|_| self.end = end)
+    }
+
     pub fn check(&self) -> Result<(), RunFailure> {
         let (needed, room) = (self.end - self.start, self.limit - self.start);
         if needed > room { Err(RunFailure::AnswerTooLarge { needed, room }) } else { Ok(()) }
@@ -82,6 +90,17 @@ mod tests {
         assert_eq!(second, Extent { offset: 320, len: 6 });
         assert_eq!(slot.check(), Ok(()));
         assert_eq!(slab.copy(second.offset, second.len).unwrap(), b"second");
+    }
+
+    #[test]
+    fn a_stream_whose_answer_does_not_fit_leaves_its_room_to_others() {
+        let slab = AnswerSlab::create("test", 128).unwrap();
+        let slots = AnswerSlots::new(AnswerWriter::map(slab.as_fd(), 128).unwrap(), 128);
+        let mut slot = slots.slot(0);
+        assert_eq!(slot.put_stream(|slot| slot.put(b"one")), Ok(Extent { offset: 0, len: 3 }));
+        let too_large = slot.put_stream(|slot| slot.put(&[1; 100]));
+        assert_eq!(too_large, Err(RunFailure::AnswerTooLarge { needed: 164, room: 128 }));
+        assert_eq!(slot.put_stream(|slot| slot.put(b"two")), Ok(Extent { offset: 64, len: 3 }));
     }
 
     #[test]

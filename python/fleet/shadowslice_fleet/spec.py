@@ -30,6 +30,7 @@ SUPERVISOR_KEYS = {
     "engine",
     "path",
     "threads",
+    "step_timeout",
     "providers",
     "python",
     "tensors",

@@ -196,7 +196,7 @@ mod tests {
         config.models[0].slo.percentile = 99.9;
         let slo = |json| apply_client_changes(&config, "a", json).unwrap().slo;
         let latency = std::time::Duration::from_millis(5);
-        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::SloTarget { latency, percentile: 99.9 });
+        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::SloTarget { latency, next: None, percentile: 99.9 });
         assert_eq!(
             slo(r#"{"slo": {"percentile": 90}}"#),
             crate::SloTarget { percentile: 90.0, ..config.models[0].slo }

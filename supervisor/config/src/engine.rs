@@ -36,7 +36,10 @@ pub(super) fn engine(
         return (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new());
     };
     if engine == EngineName::Emulated {
-        model.forbid(&["path", "threads", "providers", "python"], "the emulated engine does not have this");
+        model.forbid(
+            &["path", "threads", "providers", "python", "step_timeout"],
+            "the emulated engine does not have this",
+        );
         let tensors = tensors(model, limits);
         let inputs = tensors.iter().map(OnnxInput::of_tensor).collect();
         return (EngineConfig::Emulated { tensors }, inputs);
@@ -52,12 +55,11 @@ pub(super) fn engine(
             let file = if path.is_dir() { path.join(PYTHON_FILE) } else { path };
             usable(&file).unwrap_or_else(|error| unusable(&value, &file, &error, context));
         }
-        return (
-            EngineConfig::Python { path, interpreter: interpreter(model, context), threads },
-            Vec::new(),
-        );
+        let (interpreter, step_timeout) =
+            (interpreter(model, context), model.read("step_timeout", |value| value.duration()));
+        return (EngineConfig::Python { path, interpreter, threads, step_timeout }, Vec::new());
     }
-    model.forbid(&["python"], "only `engine: python` has this");
+    model.forbid(&["python", "step_timeout"], "only `engine: python` has this");
     let inputs = given.map(|(path, value)| inputs_of_file(&value, &path, context)).unwrap_or_default();
     (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }

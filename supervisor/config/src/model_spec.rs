@@ -30,7 +30,8 @@ impl ModelConfig {
             initial,
             initial_given: self.share.given,
             shares,
-            slo: self.slo.latency,
+            // Nearly all answers of a stream come after the first one.
+            slo: self.slo.next.unwrap_or(self.slo.latency),
             percentile: self.slo.percentile,
             priority: self.priority,
             max_batch: self.batch.resolve(true).0.max(1),

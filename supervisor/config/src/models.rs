@@ -167,21 +167,32 @@ fn gpu(value: &Value<'_>, gpus: &[GpuConfig]) -> Option<ModelGpu> {
 }
 
 fn slo(fields: &Fields<'_>) -> SloTarget {
-    let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: 99.0 };
+    let placeholder = SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 };
     let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
         return SloTarget { latency: value.duration().unwrap_or(placeholder.latency), ..placeholder };
     }
     let keys = value.fields();
-    keys.required("latency", "give the time within which requests must be answered, for example 20ms");
+    match (keys.get("latency"), keys.get("first")) {
+        (None, None) => {
+            keys.required(
+                "latency",
+                "give the time within which requests must be answered, for example 20ms",
+            );
+        }
+        (Some(_), Some(_)) => keys.forbid(&["first"], "`latency` is the same; give one of them"),
+        _ => {}
+    }
     slo_of(&keys, placeholder)
 }
 
 /// Returns `slo` with the values of these keys.
 pub(super) fn slo_of(keys: &Fields<'_>, slo: SloTarget) -> SloTarget {
+    let latency = keys.optional("latency", Value::duration);
     SloTarget {
-        latency: keys.optional("latency", Value::duration).unwrap_or(slo.latency),
+        latency: latency.or(keys.optional("first", Value::duration)).unwrap_or(slo.latency),
+        next: keys.optional("next", Value::duration).or(slo.next),
         percentile: keys.optional("percentile", Value::number).unwrap_or(slo.percentile),
     }
 }

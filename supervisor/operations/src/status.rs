@@ -6,6 +6,7 @@ mod plan;
 mod preemption;
 mod sleep;
 mod states;
+mod streams;
 pub(crate) mod table;
 mod tenants;
 mod text;
@@ -24,6 +25,7 @@ pub(crate) use preemption::pauses;
 pub use preemption::{PreemptedFor, PreemptionStatus};
 pub use sleep::SleepStatus;
 pub(crate) use sleep::sleep_note;
+pub use streams::StreamStatus;
 pub use tenants::TenantStatus;
 pub(crate) use tenants::of_tenants;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
@@ -186,6 +188,8 @@ pub struct ModelStatus {
     pub preemption: Option<PreemptionStatus>,
     /// The model's use of the GPU since its start.
     pub sm_use: Option<SmUse>,
+    /// The streams. `None` if the model gives one answer per request or no worker serves.
+    pub streams: Option<StreamStatus>,
 }
 
 /// The files from which a model was loaded.

@@ -9,12 +9,13 @@ use pyo3::conversion::FromPyObjectOwned;
 use pyo3::ffi::PyMemoryView_FromMemory;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use shadowslice_shared::batch::{BatchOutput, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, RunFailure, StreamLimits};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature, TensorData,
+    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature, StreamResult,
+    TensorData,
 };
 use shadowslice_worker::inputs::Inputs;
 
@@ -37,9 +38,17 @@ struct SignatureReply {
     inputs: Vec<TensorReply>,
     #[pyo3(item(1))]
     outputs: Vec<TensorReply>,
-    /// The number of streams that the model can generate at the same time, per worker.
     #[pyo3(item(2))]
-    streams: u32,
+    streams: Option<StreamLimitsReply>,
+}
+
+/// The number of streams that the model can generate.
+#[derive(FromPyObject)]
+struct StreamLimitsReply {
+    #[pyo3(item(0))]
+    open: u32,
+    #[pyo3(item(1))]
+    per_step: u32,
 }
 
 #[derive(FromPyObject)]
@@ -64,7 +73,7 @@ type BasisParts = (bool, Option<Vec<WarmupInput>>);
 /// request's part.
 type OutputParts = (Vec<i64>, Vec<(usize, usize)>);
 
-/// The reply of `Runner.run` and of `Runner.step`.
+/// The reply of `Runner.run`, and the reply of `Runner.step` for each stream.
 #[derive(FromPyObject)]
 struct RunReply {
     /// The answer, or `None` if the model failed.
@@ -149,12 +158,13 @@ fn engine_error(error: PyErr) -> RunFailure {
 impl ModelHost for PythonHost {
     fn load(
         &mut self,
-        LoadRequest { name, path, cache, on_gpu }: LoadRequest<'_>,
+        LoadRequest { name, path, cache, on_gpu, step_timeout }: LoadRequest<'_>,
     ) -> Result<Signature, BootRefusal> {
         let reply: PyResult<(Option<SignatureReply>, String)> =
-            self.call("load", (name, path, cache, on_gpu));
+            self.call("load", (name, path, cache, on_gpu, step_timeout.as_secs_f64()));
         let (signature, why) = reply.map_err(setup_error)?;
         let SignatureReply { inputs, outputs, streams } = signature.ok_or(BootRefusal::Model(why))?;
+        let streams = streams.map(|StreamLimitsReply { open, per_step }| StreamLimits { open, per_step });
         Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
@@ -230,13 +240,19 @@ impl ModelHost for PythonHost {
         }))
     }
 
-    fn step(
-        &mut self,
-        stream: u64,
-        slot: &mut AnswerSlot<'_>,
-        cuda: Option<usize>,
-    ) -> Result<EngineAnswer, RunFailure> {
-        answer(self.call("step", (stream, cuda)), slot)
+    fn step(&mut self, streams: &[u64], slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Vec<StreamResult> {
+        let replies: PyResult<Vec<RunReply>> = self.call("step", (streams.to_vec(), cuda));
+        let replies = match replies {
+            Ok(replies) if replies.len() == streams.len() => replies,
+            Ok(_) => return failed(streams, &RunFailure::Engine("the step lost streams".to_owned())),
+            Err(error) => return failed(streams, &engine_error(error)),
+        };
+        let put = |(stream, reply): (&u64, RunReply)| {
+            let written = slot.put_stream(|slot| answer(Ok(reply), slot)).flatten();
+            // The model does not know that the answer does not fit.
+            written.inspect_err(|_| self.close(*stream))
+        };
+        streams.iter().zip(replies).map(put).collect()
     }
 
     fn may_need_warmup(&self) -> bool {
@@ -248,6 +264,10 @@ impl ModelHost for PythonHost {
         // raises.
         self.call::<Py<PyAny>>("close", (stream,)).ok();
     }
+}
+
+fn failed(streams: &[u64], failure: &RunFailure) -> Vec<StreamResult> {
+    streams.iter().map(|_| Err(failure.clone())).collect()
 }
 
 fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {

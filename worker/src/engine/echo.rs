@@ -20,7 +20,7 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
         optional: Vec::new(),
         inputs: tensors.iter().map(|tensor| whole(&tensor.input.name, tensor)).collect(),
         outputs: tensors.iter().map(|tensor| whole(&tensor.output, tensor)).collect(),
-        streams: 0,
+        streams: None,
     }
 }
 

@@ -3,12 +3,13 @@
 use std::fmt::Debug;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::{EngineAnswer, Signature};
+use super::{EngineAnswer, Signature, StreamResult};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
@@ -21,6 +22,8 @@ pub struct LoadRequest<'a> {
     pub cache: Option<&'a Path>,
     /// True if the model computes on the GPU of this process.
     pub on_gpu: bool,
+    /// The time after which the host interrupts a step of streams.
+    pub step_timeout: Duration,
 }
 
 /// The properties of a model on which its proof is based, in addition to the reference answers.
@@ -88,7 +91,7 @@ pub trait ModelHost: Debug + Send {
 
     /// Runs a batch, and returns when the answer is in the slot. On the GPU, the model computes on
     /// the CUDA stream with the handle `cuda`, or on any stream if `cuda` is `None`. If `more` is set
-    /// in the answer, the answer is the first of a stream. The stream's id is the batch's id.
+    /// in the answer, the batch opened a stream with the batch's id.
     fn run(
         &mut self,
         inputs: &Inputs<'_>,
@@ -100,14 +103,9 @@ pub trait ModelHost: Debug + Send {
     /// shapes must have run before. Returns `None` if the host does not record the model.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
-    /// Returns the next answer of a stream, in the same way as [`Self::run`]. The stream ends with
-    /// its last answer or with a failure.
-    fn step(
-        &mut self,
-        stream: u64,
-        slot: &mut AnswerSlot<'_>,
-        cuda: Option<usize>,
-    ) -> Result<EngineAnswer, RunFailure>;
+    /// Returns the next answer of each stream, in the same way as [`Self::run`]. An answer that does not
+    /// fit into the slot fails, and leaves its room to the other answers.
+    fn step(&mut self, streams: &[u64], slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Vec<StreamResult>;
 
     /// Returns true if made-up input values may have caused the last failure.
     fn may_need_warmup(&self) -> bool;

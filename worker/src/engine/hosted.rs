@@ -13,7 +13,7 @@ use shadowslice_shared::tensor::TensorSpec;
 use super::hosted_sleep::HostedProof;
 use super::recorded::{RecordedGraph, fitting};
 use super::shapes::InputShapes;
-use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
+use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature, StreamResult};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::arena::ThreadArena;
@@ -175,10 +175,11 @@ impl Engine for Hosted {
         slot.check().map(|()| ran)
     }
 
-    fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
-        let cuda = self.stream_on(step.groups)?;
-        let ran = self.host.step(step.stream, slot, cuda)?;
-        slot.check().map(|()| ran)
+    fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Vec<StreamResult> {
+        match self.stream_on(step.groups) {
+            Ok(cuda) => self.host.step(&step.streams, slot, cuda),
+            Err(failure) => step.streams.iter().map(|_| Err(failure.clone())).collect(),
+        }
     }
 
     fn advice_on_difference(&self) -> &'static str {

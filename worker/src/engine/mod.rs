@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, SleepReply, StreamStep};
+use shadowslice_shared::batch::{
+    BatchOutput, PartitionReply, RunFailure, SleepReply, StreamLimits, StreamStep,
+};
 use shadowslice_shared::boot::{BootRefusal, EngineSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
@@ -40,9 +42,10 @@ pub trait Engine: Debug {
     /// Runs a batch, and returns when the answer is in the slot.
     fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure>;
 
-    /// Returns the next answer of a stream.
-    fn step(&mut self, _step: &StreamStep, _slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
-        Err(no_stream_failure())
+    /// Returns the next answer of each stream of a step.
+    fn step(&mut self, step: &StreamStep, _slot: &mut AnswerSlot<'_>) -> Vec<StreamResult> {
+        let why = "the model has no streams";
+        step.streams.iter().map(|_| Err(RunFailure::BadBatch(why.to_owned()))).collect()
     }
 
     /// Closes a stream if it is still open.
@@ -212,9 +215,8 @@ pub struct Signature {
     /// The inputs that a request can omit. They have no batch axis.
     pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
-    /// The number of streams that the model can generate at the same time; 0 if the model gives one
-    /// answer per request.
-    pub streams: u32,
+    /// The number of streams that the model can generate, or `None` if it gives one answer per request.
+    pub streams: Option<StreamLimits>,
 }
 
 impl Signature {
@@ -227,10 +229,15 @@ impl Signature {
 /// An engine's answer to a batch, or one answer of several in a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
+    /// The outputs. The list is empty if a stream ended without another answer, or if a batch opened a
+    /// stream whose first answer needs a step.
     pub outputs: Vec<BatchOutput>,
-    /// True if more answers of the same stream follow. The last answer of a stream has no outputs.
+    /// True if more answers of the same stream follow.
     pub more: bool,
 }
+
+/// The answer of one stream in a step. A stream that fails has ended.
+pub type StreamResult = Result<EngineAnswer, RunFailure>;
 
 impl EngineAnswer {
     fn complete(outputs: Vec<BatchOutput>) -> Self {
@@ -261,11 +268,11 @@ impl ModelEngine {
             EngineSpec::Emulated { tensors, batched } => {
                 Ok((Self::Emulated(EmulatedEngine), echo::signature(tensors, *batched)))
             }
-            EngineSpec::Python { path, cache, .. } => {
+            EngineSpec::Python { path, cache, step_timeout, .. } => {
                 let no_host = || BootRefusal::Setup("this program cannot run Python models".to_owned());
                 let host = host.ok_or_else(no_host)?;
-                let request =
-                    LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
+                let (cache, on_gpu, step_timeout) = (cache.as_deref(), gpu.is_some(), *step_timeout);
+                let request = LoadRequest { name: model, path, cache, on_gpu, step_timeout };
                 let (hosted, signature) = Hosted::load(host, request, gpu.as_ref(), partitioned)?;
                 Ok((Self::Hosted(Box::new(hosted)), signature))
             }
@@ -283,10 +290,6 @@ impl ModelEngine {
             }
         }
     }
-}
-
-pub(crate) fn no_stream_failure() -> RunFailure {
-    RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
 /// Converts a CUDA error to the failure of a batch.

@@ -10,6 +10,7 @@ mod inputs;
 mod made_up;
 mod reference;
 mod rows;
+mod streams;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, BatchOutput, Extent, IN_FLIGHT, RunFailure, StreamStep};
+use shadowslice_shared::batch::{Batch, BatchOutput, Extent, IN_FLIGHT, RunFailure};
 use shadowslice_shared::boot::{BootRefusal, BootReply, InputValues, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -36,10 +37,6 @@ use made_up::Fill;
 pub use made_up::{Draw, InputSettings};
 use reference::{Reference, SizeAnswers};
 use shadowslice_shared::errors::chain;
-
-/// The maximum number of answers of a stream that the proof compares. More than one is needed,
-/// because the first answer needs other kernels than the answers after it.
-const MAX_PROVEN_ANSWERS: usize = 4;
 
 /// The lengths to try for axes whose length neither the model nor the operator fixes. Deep networks
 /// with convolutions and pooling need lengths of a few hundred.
@@ -163,7 +160,7 @@ fn reference_of(
             let why = "the stream ended without an answer, so it proves nothing".to_owned();
             return Err(BootRefusal::WarmUp { size, why });
         }
-        if sizes.is_empty() && basis.deterministic && prover.signature.streams == 0 {
+        if sizes.is_empty() && basis.deterministic && prover.signature.streams.is_none() {
             let (again, _) = prover.run(run)?;
             if let Err(BootRefusal::Proof { why, .. }) = compare_answers(prover, &answers, &again, size) {
                 basis.deterministic = false;
@@ -172,6 +169,12 @@ fn reference_of(
                      random and are not compared with the reference"
                 ));
             }
+        }
+        if let Some(SizeAnswers { answers: alone, .. }) = sizes.first()
+            && prover.signature.streams.is_some()
+            && basis.deterministic
+        {
+            prover.check_independence(alone, &answers, size)?;
         }
         sizes.push(SizeAnswers { size, answers });
         if prover.is_useless(took) {
@@ -225,7 +228,7 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
             prover.begin(size);
         }
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
-        let (streams, outputs) = (prover.signature.streams > 0, prover.signature.outputs.len());
+        let (streams, outputs) = (prover.signature.streams.is_some(), prover.signature.outputs.len());
         let expected = known.filter(|expected| streams || expected.len() == outputs);
         let expected = expected.ok_or_else(|| {
             BootRefusal::Setup(format!("the reference answers do not fit this model at batch size {size}"))
@@ -376,32 +379,21 @@ impl Prover<'_> {
         run: ProofBatch,
         made_up: &ProofInputs,
     ) -> Result<(Vec<TensorData>, Duration), BootRefusal> {
+        if let Some(streams) = self.signature.streams {
+            return self.run_streams(run, streams, made_up);
+        }
         let ProofBatch { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
-        let failed = |failure| match failure {
-            RunFailure::NotBatched(why) => BootRefusal::RowsDepend(why),
-            failure => BootRefusal::WarmUp { size: run.size, why: failure.to_string() },
-        };
+        let failed = |failure| run_failed(run, failure);
         let inputs = Inputs::check(&batch, &made_up.slab, self.signature.all_inputs(), self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
-        let EngineAnswer { outputs, mut more } =
+        let EngineAnswer { outputs, .. } =
             self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
         let took = self.engine.execution_time(run.slot).unwrap_or(waited);
-        let mut answers = self.written(outputs);
-        for _ in 1..MAX_PROVEN_ANSWERS {
-            if !more {
-                break;
-            }
-            let step = StreamStep { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
-            let ran = self.engine.step(&step, &mut self.slots.slot(slot)).map_err(failed)?;
-            answers.extend(self.written(ran.outputs));
-            more = ran.more;
-        }
-        self.engine.close(batch.id);
-        Ok((answers, took))
+        Ok((self.written(outputs), took))
     }
 
     fn written(&self, outputs: Vec<BatchOutput>) -> Vec<TensorData> {
@@ -416,6 +408,8 @@ impl Prover<'_> {
     }
 
     fn made_up(&mut self, run: ProofBatch) -> Result<Rc<ProofInputs>, BootRefusal> {
+        // All streams of a step get the same inputs.
+        let run = if self.signature.streams.is_some() { ProofBatch { size: 1, ..run } } else { run };
         let key = (run.size, run.draw);
         if let Some(known) = self.inputs.get(&key).filter(|known| known.settings == self.settings) {
             return Ok(Rc::clone(known));
@@ -423,5 +417,12 @@ impl Prover<'_> {
         let made_up = Rc::new(self.make_up(run)?);
         self.inputs.insert(key, Rc::clone(&made_up));
         Ok(made_up)
+    }
+}
+
+fn run_failed(run: ProofBatch, failure: RunFailure) -> BootRefusal {
+    match failure {
+        RunFailure::NotBatched(why) => BootRefusal::RowsDepend(why),
+        failure => BootRefusal::WarmUp { size: run.size, why: failure.to_string() },
     }
 }

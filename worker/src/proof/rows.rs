@@ -37,7 +37,7 @@ impl Prover<'_> {
     /// Compares the answers to a batch of several rows with the answers to each row alone.
     pub(super) fn check_rows(&mut self, basis: &ProofBasis, times: &[WarmTime]) -> Result<(), BootRefusal> {
         let Some(size) =
-            rows_to_compare(times).filter(|_| self.warm_up.batched && self.signature.streams == 0)
+            rows_to_compare(times).filter(|_| self.warm_up.batched && self.signature.streams.is_none())
         else {
             return Ok(());
         };

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
     Batch, BatchAnswer, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, PartitionReply, RunFailure, SleepReply,
-    StreamStep, UNREADABLE, WorkerMessage, decode, encode,
+    StepAnswer, StreamAnswer, StreamStep, UNREADABLE, WorkerMessage, decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
@@ -20,7 +20,7 @@ use crate::clock::{HungUp, after, now_ns, wait_until};
 use crate::device::ComputeDevice;
 use crate::device::cuda::CudaError;
 use crate::device::cuda::pinned::PinnedSlabs;
-use crate::engine::{EngineAnswer, ModelEngine, Signature};
+use crate::engine::{EngineAnswer, ModelEngine, Signature, StreamResult};
 use crate::inputs::Inputs;
 use on_gpu::GpuServeLoop;
 use shadowslice_shared::errors::chain;
@@ -28,6 +28,9 @@ use shadowslice_shared::errors::chain;
 /// The maximum length of an engine's error text, in bytes. Longer texts are truncated, so that
 /// every answer fits into a message.
 const MAX_REASON_BYTES: usize = 4096;
+
+/// The maximum total length of the error texts of a step, in bytes. It is half of a message.
+const MAX_STEP_REASON_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// A worker that has passed the proof and is ready to serve.
 #[derive(Debug)]
@@ -93,10 +96,7 @@ impl WarmWorker {
                     }
                     WorkerMessage::Answer(self.answered(batch.id, ran)?)
                 }
-                Ok(Command::Next(step)) => {
-                    let ran = self.step(&step);
-                    WorkerMessage::Answer(self.answered(step.id, ran)?)
-                }
+                Ok(Command::Next(step)) => WorkerMessage::Stepped(self.step(&step)?),
                 Ok(Command::Close(stream)) => {
                     self.engine.close(stream);
                     continue;
@@ -155,10 +155,13 @@ impl WarmWorker {
             }
             Err(failure) => failure,
         };
-        if let Some(gpu) = self.device.gpu() {
-            gpu.synchronize().map_err(ServeError::Gpu)?;
-        }
+        self.check_gpu()?;
         Ok(failed(id, failure))
+    }
+
+    /// Returns an error if this process has lost the GPU.
+    fn check_gpu(&self) -> Result<(), ServeError> {
+        self.device.gpu().map_or(Ok(()), |gpu| gpu.synchronize().map_err(ServeError::Gpu))
     }
 
     fn sleep(&mut self, pin: bool) -> Result<SleepReply, String> {
@@ -200,14 +203,42 @@ impl WarmWorker {
         Ok((self.device.finish(started), ran))
     }
 
-    fn step(&mut self, step: &StreamStep) -> Result<(Duration, EngineAnswer), RunFailure> {
-        if usize::from(step.slot) >= IN_FLIGHT {
-            return Err(RunFailure::BadBatch(format!("slot {} does not exist", step.slot)));
+    /// Advances the streams of a step. A step in which every stream fails takes no time on the device.
+    fn step(&mut self, step: &StreamStep) -> Result<StepAnswer, ServeError> {
+        let StreamStep { id, slot, groups, sent_ns, ref streams } = *step;
+        if usize::from(slot) >= IN_FLIGHT {
+            let why = RunFailure::BadBatch(format!("slot {slot} does not exist"));
+            return Ok(failed_step(id, streams.len(), &why));
         }
-        let started = self.device.start(1, step.groups, step.sent_ns);
-        let ran = self.engine.step(step, &mut self.slots.slot(step.slot))?;
-        Ok((self.device.finish(started), ran))
+        let rows = u32::try_from(streams.len()).unwrap_or(u32::MAX);
+        let started = self.device.start(rows, groups, sent_ns);
+        let results = self.engine.step(step, &mut self.slots.slot(slot));
+        let execution_us = match results.iter().any(Result::is_ok) {
+            true => micros(self.device.finish(started)),
+            false => 0,
+        };
+        if results.iter().any(Result::is_err) {
+            self.check_gpu()?;
+        }
+        let answers = results.into_iter().map(|result| stream_answer(result, streams.len()));
+        Ok(StepAnswer { id, execution_us, streams: answers.collect() })
     }
+}
+
+/// Returns the answer of one stream in a step of `streams` streams, whose reasons share one message.
+fn stream_answer(result: StreamResult, streams: usize) -> StreamAnswer {
+    let limit = (MAX_STEP_REASON_BYTES / streams.max(1)).min(MAX_REASON_BYTES);
+    match result {
+        Ok(EngineAnswer { outputs, more }) => StreamAnswer { result: Ok(outputs), more },
+        Err(failure) => StreamAnswer { result: Err(shortened(failure, limit)), more: false },
+    }
+}
+
+/// Returns the answer to a step in which every stream fails. A message must have room for this reason
+/// once for each stream.
+fn failed_step(id: u64, streams: usize, why: &RunFailure) -> StepAnswer {
+    let streams = (0..streams).map(|_| stream_answer(Err(why.clone()), streams)).collect();
+    StepAnswer { id, execution_us: 0, streams }
 }
 
 fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeError> {
@@ -252,7 +283,7 @@ fn unreadable(why: &str) -> BatchAnswer {
 }
 
 fn failed(id: u64, failure: RunFailure) -> BatchAnswer {
-    BatchAnswer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
+    BatchAnswer { id, execution_us: 0, result: Err(shortened(failure, MAX_REASON_BYTES)), more: false }
 }
 
 fn too_long(report: &WorkerMessage) -> WorkerMessage {
@@ -260,6 +291,10 @@ fn too_long(report: &WorkerMessage) -> WorkerMessage {
         WorkerMessage::Answer(answer) => {
             let why = "the answer has too many parts for one message; set a smaller batch.max".to_owned();
             WorkerMessage::Answer(failed(answer.id, RunFailure::Engine(why)))
+        }
+        WorkerMessage::Stepped(StepAnswer { id, streams, .. }) => {
+            let why = RunFailure::Engine("too many parts; set fewer `streams`".to_owned());
+            WorkerMessage::Stepped(failed_step(*id, streams.len(), &why))
         }
         WorkerMessage::Prepared(prepared) => {
             let why = "the reason is too long for one message".to_owned();
@@ -275,9 +310,9 @@ fn too_long(report: &WorkerMessage) -> WorkerMessage {
     }
 }
 
-fn shortened(failure: RunFailure) -> RunFailure {
+fn shortened(failure: RunFailure, limit: usize) -> RunFailure {
     let short = |mut why: String| {
-        why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
+        why.truncate(why.floor_char_boundary(limit));
         why
     };
     match failure {

@@ -15,11 +15,13 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
-use super::{ServeError, failed, message_length, micros, micros_since, read_command, send_report};
+use super::{
+    ServeError, failed, failed_step, message_length, micros, micros_since, read_command, send_report,
+};
 use crate::answer::AnswerSlots;
 use crate::clock::now_ns;
 use crate::device::cuda::pinned::PinnedSlabs;
-use crate::engine::{Engine, GpuEngine, Signature, no_stream_failure};
+use crate::engine::{Engine, GpuEngine, Signature};
 use crate::inputs::Inputs;
 
 /// The state of the loop that serves batches on the GPU.
@@ -90,7 +92,10 @@ impl GpuServeLoop {
     ) -> Result<Option<WorkerMessage>, ServeError> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(WorkerMessage::Answer)),
-            Ok(Command::Next(step)) => Ok(Some(WorkerMessage::Answer(failed(step.id, no_stream_failure())))),
+            Ok(Command::Next(step)) => {
+                let why = RunFailure::BadBatch("the model has no streams".to_owned());
+                Ok(Some(WorkerMessage::Stepped(failed_step(step.id, step.streams.len(), &why))))
+            }
             Ok(Command::Close(_)) => Ok(None),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(WorkerMessage::Prepared)),
             Ok(Command::Forget(groups)) => {

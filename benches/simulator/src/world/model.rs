@@ -74,8 +74,12 @@ impl<'a> WorldModel<'a> {
             WorldWorker { seat, sms, name: WorkerId(0), reported: None }
         };
         let workers = [WorldTimer::FirstWorker, WorldTimer::SecondWorker].map(worker);
-        let rules =
-            SchedulingRules { slo: terms.slo, max_delay: spec.max_delay, reject_late: !spec.serve_late };
+        let rules = SchedulingRules {
+            slo: terms.slo,
+            next_slo: None,
+            max_delay: spec.max_delay,
+            reject_late: !spec.serve_late,
+        };
         let mut scheduler = Scheduler::new(rules, spec.max_queued, timestamp(0));
         scheduler.set_model_limits(terms.max_batch.max(1), MAX_REQUESTS, None);
         let mut new = Self {

@@ -83,6 +83,8 @@ pub enum EngineConfig {
         interpreter: PathBuf,
         /// The number of threads that the model's libraries use within one operator.
         threads: u32,
+        /// The time after which a worker interrupts a step of streams.
+        step_timeout: Duration,
     },
     /// An engine that waits for the time in the profile, and then returns its inputs as outputs.
     Emulated {
@@ -95,6 +97,14 @@ impl EngineConfig {
     /// Returns whether TensorRT is one of the model's execution providers.
     pub fn has_tensorrt(&self) -> bool {
         matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&ProviderKind::TensorRt))
+    }
+
+    /// Returns the time after which a worker interrupts a step of streams, if the engine has streams.
+    pub fn step_timeout(&self) -> Option<Duration> {
+        match self {
+            Self::Python { step_timeout, .. } => Some(*step_timeout),
+            Self::OnnxRuntime { .. } | Self::Emulated { .. } => None,
+        }
     }
 }
 
@@ -127,6 +137,8 @@ pub struct ShareConfig {
 pub struct SloTarget {
     /// The time within which a request must be answered. It is above zero.
     pub latency: Duration,
+    /// The time within which each further answer of a stream must follow, or `None` for no limit.
+    pub next: Option<Duration>,
     /// The percentage of requests that must be in time, above 0 and below 100.
     pub percentile: f64,
 }

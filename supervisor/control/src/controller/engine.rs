@@ -25,11 +25,12 @@ pub fn spec(model: &ModelConfig, library: &Path, engines: &Path, share: Percent)
                 .collect(),
             optimised: Some(engines.join(&model.name).join(OPTIMISED)),
         },
-        EngineConfig::Python { path, interpreter, threads } => EngineSpec::Python {
+        EngineConfig::Python { path, interpreter, threads, step_timeout } => EngineSpec::Python {
             interpreter: interpreter.clone(),
             path: path.clone(),
             threads: *threads,
             cache: Some(engines.join(&model.name).join("cache")),
+            step_timeout: *step_timeout,
         },
         EngineConfig::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }

@@ -25,7 +25,7 @@ pub(super) fn describe(
             EngineConfig::Emulated { .. } => "emulated",
         },
         max_batch: batching(&limited(&model.batch, limit), loaded)?.0,
-        streams: (loaded.streams > 0).then_some(loaded.streams),
+        streams: loaded.streams,
         inputs: loaded.inputs.clone(),
         optional: loaded.optional.clone(),
         outputs: loaded.outputs.clone(),
@@ -99,7 +99,7 @@ fn limited<'b>(batch: &'b BatchConfig, limit: Option<&BatchLimit>) -> Cow<'b, Ba
 
 /// Returns the largest batch, and the sizes to warm up.
 fn batching(batch: &BatchConfig, loaded: &LoadedModel) -> Result<(u32, Vec<u32>), BootRefusal> {
-    if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
+    if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams.is_some()) {
         let why = format!(
             "batch.max is {max}, but the model streams, and its requests cannot share a batch; remove batch.max"
         );
@@ -112,7 +112,9 @@ fn batching(batch: &BatchConfig, loaded: &LoadedModel) -> Result<(u32, Vec<u32>)
              set `batch: {{max: 0}}` or export the model with a dynamic first axis",
             tensor.name, tensor.shape
         ))),
-        _ => Ok(batch.resolve(fixed.is_none() && loaded.streams == 0)),
+        // The sizes of a step are its numbers of streams.
+        _ if let Some(streams) = loaded.streams => Ok((0, batch_sizes(streams.per_step))),
+        _ => Ok(batch.resolve(fixed.is_none())),
     }
 }
 

@@ -35,7 +35,8 @@ impl SlabSizes {
 /// Returns the bytes of these tensors in the largest batch, if each request has one row and each part is
 /// aligned. Returns `None` if the length of a tensor is not known.
 fn batch_bytes(metadata: &Metadata, tensors: &[TensorSpec]) -> Option<u64> {
-    let rows = u64::from(metadata.max_batch.max(1));
+    let per_step = metadata.streams.map_or(0, |streams| streams.per_step);
+    let rows = u64::from(metadata.max_batch.max(per_step).max(1));
     let of_tensor = |tensor: &TensorSpec| {
         let row = if metadata.max_batch > 0 { tensor.shape.get(1..)? } else { &tensor.shape[..] };
         let bytes = elements(row)?.checked_mul(tensor.datatype.size()?)?;

@@ -239,12 +239,18 @@ fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
             vec![("tensors", tensors == old)]
         }
         (
-            EngineConfig::Python { path: old_path, interpreter: old_interpreter, threads: old_threads },
-            EngineConfig::Python { path, interpreter, threads },
+            EngineConfig::Python {
+                path: old_path,
+                interpreter: old_interpreter,
+                threads: old_threads,
+                step_timeout: old_step_timeout,
+            },
+            EngineConfig::Python { path, interpreter, threads, step_timeout },
         ) => vec![
             ("path", path == old_path),
             ("python", interpreter == old_interpreter),
             ("threads", threads == old_threads),
+            ("step_timeout", step_timeout == old_step_timeout),
         ],
         (
             EngineConfig::OnnxRuntime { .. } | EngineConfig::Python { .. } | EngineConfig::Emulated { .. },

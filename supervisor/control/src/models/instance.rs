@@ -92,6 +92,7 @@ impl ModelFactory {
         let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
         let settings = PipelineSettings {
             tenant_weights: self.context.tenants.weights(),
+            step_timeout: model.engine.step_timeout().unwrap_or_default(),
             name: model.name.clone(),
             live: live(&model),
             max_requests: model.queue.max_requests,

@@ -349,7 +349,8 @@ mod tests {
         fs::write(&file, yaml).unwrap();
         let mut config = shadowslice_config::load(&file, &|_| None, false).unwrap();
         let (path, interpreter) = (path.to_owned(), "/usr/bin/python3".into());
-        let engine = EngineConfig::Python { path, interpreter, threads: 1 };
+        let engine =
+            EngineConfig::Python { path, interpreter, threads: 1, step_timeout: Duration::from_secs(10) };
         ModelConfig { engine, ..config.models.remove(0) }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shadowslice_policy::scheduler::{AbandonedRequests, Latencies, RecentLatencies, Slice, TrafficWindow};
 use shadowslice_policy::sharing::{AdmissionPolicy, Observation};
-use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
+use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS, StreamLimits};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
@@ -48,6 +48,21 @@ pub struct PipelineReport {
     pub pauses: Vec<(Arc<str>, PauseTotal)>,
     /// The use of the GPU since the model's start.
     pub sm_use: SmUse,
+    /// The streams, or `None` if the model gives one answer per request.
+    pub streams: Option<StreamReport>,
+}
+
+/// The streams of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamReport {
+    /// The number of open streams of all workers.
+    pub open: u32,
+    pub limits: StreamLimits,
+    /// The times between the answers of streams in the last minute or two, and how many were within the
+    /// SLO.
+    pub gaps: Latencies,
+    /// The number of answers per second in the last 10 s, without the first answer of each stream.
+    pub answers_per_s: f64,
 }
 
 impl Pipeline {
@@ -251,6 +266,15 @@ impl Pipeline {
             pieces,
             pauses: pauses.unwrap_or_default(),
             sm_use: self.sm_time.total(),
+            streams: self.metadata().and_then(|model| model.streams).map(|limits| {
+                let recent = state.scheduler.gaps().recent(now);
+                StreamReport {
+                    open: state.scheduler.open_streams(),
+                    limits,
+                    gaps: state.scheduler.gaps().latencies(percentile, now),
+                    answers_per_s: recent.rate(recent.counts.answered),
+                }
+            }),
         }
     }
 

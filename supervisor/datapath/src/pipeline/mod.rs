@@ -40,7 +40,7 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-pub use controls::PipelineReport;
+pub use controls::{PipelineReport, StreamReport};
 pub use figures::{
     BatchStageTotals, CountedRefusal, Durations, LatencyHistogram, ModelLoad, Rates, RefusalCounts,
     RequestCounts, Stall, Total, Totals,
@@ -64,7 +64,9 @@ pub use cache::CacheCounts;
 use cache::ResponseCache;
 use figures::{StallMeter, Stats};
 use gate::Gate;
-use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
+use requests::{
+    AnswerWait, Claim, PendingRequest, ReplyTarget, RequestEnd, RequestMemory, Reservation, WorkerAnswer,
+};
 pub use shadowslice_policy::sm_time::{BatchSms, divide};
 use state::PipelineState;
 use workers::Quarantine;
@@ -87,6 +89,8 @@ pub struct PipelineSettings {
     pub residency: Arc<ResidencySignal>,
     /// The weights of the tenants in the order of their ids.
     pub tenant_weights: Vec<f64>,
+    /// The time after which the model's workers interrupt a step of streams.
+    pub step_timeout: Duration,
 }
 
 /// The settings of a pipeline that can change while the pipeline serves.
@@ -105,7 +109,7 @@ pub struct LiveSettings {
 impl LiveSettings {
     fn scheduler_rules(&self) -> scheduler::SchedulingRules {
         let &Self { slo, max_delay, reject_late, .. } = self;
-        scheduler::SchedulingRules { slo: slo.latency, max_delay, reject_late }
+        scheduler::SchedulingRules { slo: slo.latency, next_slo: slo.next, max_delay, reject_late }
     }
 }
 
@@ -122,6 +126,7 @@ pub struct Pipeline {
     openai: RwLock<Option<Arc<OpenAiConfig>>>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
+    step_timeout: Duration,
     state: Mutex<PipelineState>,
     /// The ends of requests that are not yet counted in `state`.
     endings: Mutex<Vec<RequestEnd>>,
@@ -174,6 +179,7 @@ impl Pipeline {
             openai: RwLock::default(),
             metadata: OnceLock::new(),
             content: settings.content,
+            step_timeout: settings.step_timeout,
             state: Mutex::new(state),
             endings: Mutex::default(),
             alarm_moved: Notify::new(),
@@ -282,7 +288,7 @@ impl Pipeline {
             alone: inputs.len() > metadata.inputs.len(),
             item: PendingRequest {
                 memory: Arc::new(memory),
-                reply_tx,
+                reply: ReplyTarget::Client(reply_tx),
                 claim: claim.clone(),
                 received,
                 copy_in: stored.since(received),

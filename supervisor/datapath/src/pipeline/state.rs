@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, watch};
 use super::figures::{CountedRefusal, StallMeter, Stats};
 use super::gate::Gate;
 use super::requests::{
-    InFlightBatch, PendingRequest, RequestFailure, Reservation, Shapes, WaitingRequest, WorkerAnswer,
-    broken_off, died_in_step,
+    InFlightBatch, PendingRequest, ReplyTarget, RequestFailure, Reservation, Shapes, WaitingRequest,
+    WorkerAnswer, broken_off, died_in_step,
 };
 use super::sleep::{Absence, ResidencySignal, SleepPhase};
 use super::trace_event;
@@ -314,8 +314,8 @@ impl PipelineState {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
-            if request.item.stream.is_some() {
-                if self.quarantine.record_death_in_step(&request.item.memory, now) {
+            if request.item.continues_stream() {
+                if self.quarantine.record_death_in_step(&request.item.memory, was_alone, now) {
                     self.report(LaneEvent::PoisonConfirmed);
                 }
                 self.fail(request, died_in_step(), now);
@@ -374,8 +374,13 @@ impl PipelineState {
     /// Puts requests that ran without an answer back into the queue. If the model is shut, refuses
     /// these requests.
     pub(crate) fn put_back(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
-        for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
+        for step in requests.extract_if(.., |request| request.item.continues_stream()) {
             self.fail(step, broken_off(), now);
+        }
+        for request in &mut requests {
+            // A stream without an answer opens again, in another worker.
+            request.item.stream = None;
+            request.item.claim.set_opened(None);
         }
         if let Err(why) = self.gate.open() {
             let why = why.to_owned();
@@ -387,7 +392,7 @@ impl PipelineState {
     }
 
     pub(crate) fn fail(&mut self, request: WaitingRequest, failure: RequestFailure, now: Timestamp) {
-        if request.item.stream.is_some() {
+        if request.item.continues_stream() {
             self.stats.totals.streams_failed += 1;
         } else if request.item.claim.take() {
             let waited = now.since(request.arrived);
@@ -438,5 +443,11 @@ fn quarantined(pause: Duration) -> RequestFailure {
 /// Sends the result of a request to its client. If the client has disconnected, the result is
 /// dropped.
 pub(crate) fn reply(request: WaitingRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
-    drop(request.item.reply_tx.send(outcome));
+    match request.item.reply {
+        ReplyTarget::Client(reply_tx) => drop(reply_tx.send(outcome)),
+        ReplyTarget::Stream(stream) => {
+            let more = outcome.is_ok();
+            stream.add(outcome.map(|answer| answer.outputs), more);
+        }
+    }
 }

@@ -12,6 +12,7 @@ mod misses;
 mod pauses;
 mod request_options;
 mod sleep;
+mod steps;
 mod streams;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -43,6 +44,7 @@ use crate::pipeline::workers::WorkerLink;
 const UPTIME: Duration = Duration::from_secs(30);
 
 const SLAB_BYTES: u64 = 4096;
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 const MEMORY_BYTES: usize = 1 << 16;
 
 /// A simulated worker at the other end of a lane.
@@ -95,9 +97,10 @@ impl Actor {
 fn settings() -> PipelineSettings {
     PipelineSettings {
         tenant_weights: vec![1.0],
+        step_timeout: STEP_TIMEOUT,
         name: "m".to_owned(),
         live: LiveSettings {
-            slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
+            slo: SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 },
             max_delay: Duration::ZERO,
             reject_late: false,
             priority: 1,

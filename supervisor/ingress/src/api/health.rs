@@ -144,9 +144,10 @@ mod tests {
     fn serve(front: &Frontend) -> Arc<Pipeline> {
         let settings = PipelineSettings {
             tenant_weights: vec![1.0],
+            step_timeout: Duration::from_secs(10),
             name: "m".to_owned(),
             live: LiveSettings {
-                slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
+                slo: SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
                 priority: 1,

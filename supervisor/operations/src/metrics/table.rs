@@ -117,8 +117,22 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     summary(
         "shadowslice_stream_answer_seconds",
-        "Execution time of the answers in streams after the first one, as reported by the workers.",
+        "Execution time of steps, which compute the next answers of streams, as reported by the workers.",
         |model| streamed(model, total(&model.totals.stream_steps)),
+    ),
+    histogram(
+        "shadowslice_stream_gap_seconds",
+        "Time of each answer in a stream after the first one, from the request for it.",
+        |model| streamed(model, latencies(&model.totals.stream_gaps)),
+    ),
+    gauge("shadowslice_streams_open", "Open streams.", |model| {
+        one(model.status.streams.as_ref().map(|streams| f64::from(streams.open)))
+    }),
+    gauge(
+        "shadowslice_stream_gap_attainment_ratio",
+        "Answers in streams within the SLO of the next answer / all, over the last minute or two; absent \
+         without `slo.next`.",
+        |model| one(model.status.streams.as_ref().and_then(|streams| streams.attainment)),
     ),
     counter("shadowslice_streams_failed_total", "Streams that failed after their first answer.", |model| {
         streamed(model, one(model.totals.streams_failed as f64))

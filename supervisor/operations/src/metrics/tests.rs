@@ -7,7 +7,7 @@ use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{
     GpuMemory, Latency, LoadedStatus, NvmlStatus, PreemptedFor, PreemptionStatus, SleepStatus, SloStatus,
-    WorkerStatus,
+    StreamStatus, WorkerStatus,
 };
 use shadowslice_control::controller::*;
 use shadowslice_datapath::host_counters::HostCounts;
@@ -268,6 +268,10 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     // Workers rarely wait, and the metric is absent if no worker waits.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
+    // Few models stream.
+    let (stream_gaps, is_streaming) = (latency.clone(), index < 4);
+    let streams = StreamStatus { open: 12, attainment: Some(0.987_654), ..StreamStatus::default() };
+    model.status.streams = is_streaming.then_some(streams);
     let latency = latency.clone();
     model.totals = Totals {
         receiving: total,
@@ -275,8 +279,9 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
         queue_wait: total,
         batch_execution: total,
         by_rows,
-        stream_steps: total,
-        streams_failed: count,
+        stream_steps: if is_streaming { total } else { Total::default() },
+        stream_gaps,
+        streams_failed: if is_streaming { count } else { 0 },
         ..model.totals
     };
     model

@@ -10,7 +10,7 @@ use shadowslice_shared::units::{Timestamp, ms};
 use super::PreemptionStatus;
 use super::gpus::{no_room, of_reading, of_workers};
 use super::states;
-use super::{GpuStatus, Latency, LoadedStatus, ModelStatus, SloStatus};
+use super::{GpuStatus, Latency, LoadedStatus, ModelStatus, SloStatus, StreamStatus};
 use crate::plan::ModelPlan;
 use shadowslice_config::{ModelConfig, SloTarget};
 use shadowslice_control::backend::GpuBackend;
@@ -80,6 +80,7 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         stalled: seen.stalled.map(stalled),
         sleep: served.pipeline.sleep_report().map(Into::into),
         sm_use: Some(seen.sm_use),
+        streams: seen.streams.map(|streams| StreamStatus::of(&streams, &served.model.slo)),
         preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.pauses)),
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }

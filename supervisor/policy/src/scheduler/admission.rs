@@ -183,7 +183,8 @@ impl AdmissionControl {
     /// Returns the time until which the next batch waits although a slot is free. Returns `None` if the
     /// batch may be sent now.
     pub(super) fn hold_until<K, T>(&self, lane: &Lane<K, T>, now: Timestamp) -> Option<Timestamp> {
-        if lane.is_idle() {
+        // A request that only opens a stream shares its batch with no other request.
+        if lane.is_idle() || lane.streams.advance_together() {
             return None;
         }
         Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)

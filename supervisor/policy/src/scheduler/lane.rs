@@ -10,6 +10,7 @@ use shadowslice_shared::units::{Sms, Timestamp};
 use super::batcher::{self, BatchLimits};
 use super::messages::Ticket;
 use super::queue::{QueuedRequest, SUSPECT_LEVEL};
+use super::streams::LaneStreams;
 use crate::latency::Predictor;
 use crate::pauses::RunningBatch;
 use crate::tenants::{TenantSet, TenantTurns};
@@ -110,18 +111,7 @@ pub struct Lane<K, T> {
     pub(super) in_flight: VecDeque<BatchInFlight<K, T>>,
     slots: u8,
     free_slots: Vec<u8>,
-    pub(super) streams: Streams<K, T>,
-}
-
-/// The open streams of a worker. A stream is a request that gets several answers, one after the other.
-#[derive(Debug)]
-pub(super) struct Streams<K, T> {
-    /// The number of open streams, including streams whose client is still reading the last answer.
-    pub(super) open: u32,
-    /// The requests for the next answers of streams.
-    pub(super) steps: VecDeque<QueuedRequest<K, T>>,
-    /// True if the worker can no longer answer.
-    pub(super) cut: bool,
+    pub(super) streams: LaneStreams<K, T>,
 }
 
 impl<K, T> Lane<K, T> {
@@ -142,7 +132,7 @@ impl<K, T> Lane<K, T> {
             in_flight: VecDeque::with_capacity(usize::from(slots)),
             slots,
             free_slots: (0..slots).rev().collect(),
-            streams: Streams { open: 0, steps: VecDeque::new(), cut: false },
+            streams: LaneStreams::default(),
         }
     }
 
@@ -204,10 +194,22 @@ impl<K, T> Lane<K, T> {
         self.in_flight.iter()
     }
 
-    /// Returns true if the lane may open another stream. `max` is the maximum number of open streams.
-    pub(super) fn has_room(&self, max: Option<u32>) -> bool {
+    /// Returns true if the lane may open another stream.
+    pub(super) fn has_room(&self) -> bool {
         let begin = self.in_flight.iter().filter(|batch| !batch.step).count();
-        max.is_none_or(|max| self.streams.open as usize + begin < max as usize)
+        let open = self.streams.open as usize + begin;
+        self.streams.limits.is_none_or(|limits| open < limits.open as usize)
+    }
+
+    /// Returns true if the predicted time of another start leaves the other streams time for their next
+    /// answer. If streams take turns, a step always follows a start.
+    pub(super) fn has_time_to_start(&self, next_slo: Option<Duration>) -> bool {
+        self.streams.advance_together() && self.streams.has_time_to_start(self.step_time(), next_slo)
+    }
+
+    /// Returns the predicted time of a step of all open streams.
+    fn step_time(&self) -> Duration {
+        self.predictor.predict(self.streams.open.max(1)).unwrap_or(Duration::ZERO)
     }
 
     /// Returns true if the lane is retrying a request whose worker died while it executed the request.
@@ -217,14 +219,18 @@ impl<K, T> Lane<K, T> {
         first.any(|request| request.level == SUSPECT_LEVEL)
     }
 
-    /// Returns the next step of a stream, and a free slot for it.
-    pub(super) fn next_step(&mut self) -> Option<(u8, QueuedRequest<K, T>)>
+    /// Returns the streams that the next step advances, and a free slot for the step. Only one step at a
+    /// time advances streams together, so that the next step contains all of them again.
+    pub(super) fn next_step(&mut self) -> Option<(u8, Vec<QueuedRequest<K, T>>)>
     where
         T: Ticket,
     {
         let slot = self.next_slot()?;
-        self.streams.steps.retain(|step| !step.item.is_settled());
-        Some((slot, self.streams.steps.pop_front()?))
+        if self.streams.advance_together() && self.in_flight.iter().any(|batch| batch.step) {
+            return None;
+        }
+        let steps = self.streams.take_steps();
+        (!steps.is_empty()).then_some((slot, steps))
     }
 
     /// Returns the groups of SMs that the next batch uses.
@@ -261,8 +267,13 @@ impl<K, T> Lane<K, T> {
         turns
     }
 
+    /// Returns the predicted time until the answer to a batch. If streams advance together, the batch only
+    /// opens a stream, and its first answer comes with the next step.
     pub(super) fn time(&self, rows: u32) -> Duration {
-        self.predictor.predict(rows).unwrap_or(Duration::ZERO)
+        match self.streams.advance_together() {
+            true => self.streams.start_time().saturating_add(self.step_time()),
+            false => self.predictor.predict(rows).unwrap_or(Duration::ZERO),
+        }
     }
 
     /// Removes and returns the requests of a batch that should run in a second batch.

@@ -22,7 +22,8 @@ pub struct ExecutingBatch {
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Adds a lane. The lane gets no batches before [`route`](Self::route).
-    pub fn attach(&mut self, lane: Lane<K, T>) {
+    pub fn attach(&mut self, mut lane: Lane<K, T>) {
+        lane.streams.limits = self.streams;
         self.lanes.push(lane);
     }
 

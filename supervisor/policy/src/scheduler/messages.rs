@@ -33,6 +33,8 @@ pub struct SchedulingRules {
     /// The SLO: the time within which a request must be answered, unless the request's own deadline is
     /// earlier.
     pub slo: Duration,
+    /// The SLO of each further answer of a stream, or `None` if it has none.
+    pub next_slo: Option<Duration>,
     /// The maximum time for which a batch waits for further requests.
     pub max_delay: Duration,
     /// True if the configuration has `on_late: reject`. Under overload, late requests are then refused.

@@ -32,6 +32,7 @@ mod write_time;
 
 use std::time::Duration;
 
+use shadowslice_shared::batch::StreamLimits;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -76,9 +77,12 @@ pub struct Scheduler<K, T> {
     overload: Option<OverloadDetector>,
     traffic: TrafficRecorder,
     next_batch: u64,
-    /// The maximum number of open streams of a lane, or `None` for a model that gives one answer per
-    /// request.
-    streams: Option<u32>,
+    /// The SLO of each further answer of a stream, or `None` if it has none.
+    next_slo: Option<Duration>,
+    /// The recorder of the times between the answers of streams.
+    gaps: TrafficRecorder,
+    /// The limits on streams, or `None` for a model that gives one answer per request.
+    streams: Option<StreamLimits>,
     /// True if the next step of a stream has precedence over new requests, because the last batch
     /// contained new requests.
     step_is_next: bool,
@@ -89,7 +93,7 @@ pub struct Scheduler<K, T> {
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Creates a scheduler without lanes. Its queue holds at most `max_requests` requests.
     pub fn new(rules: SchedulingRules, max_requests: usize, now: Timestamp) -> Self {
-        let SchedulingRules { slo, max_delay, reject_late } = rules;
+        let SchedulingRules { slo, next_slo, max_delay, reject_late } = rules;
         let limits = BatchLimits { max_rows: 0, max_requests: 1, max_delay };
         Self {
             slo,
@@ -99,6 +103,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             lanes: Vec::new(),
             overload: reject_late.then(|| OverloadDetector::new(slo)),
             traffic: TrafficRecorder::new(now),
+            next_slo,
+            gaps: TrafficRecorder::new(now),
             next_batch: 0,
             streams: None,
             step_is_next: false,
@@ -106,21 +112,22 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Sets the limits of the model: the maximum rows and requests of a batch, and the maximum number
-    /// of open streams of a lane. `max_rows` is 0 if the model has no batch axis. `streams` is `None`
-    /// if the model gives one answer per request.
-    pub fn set_model_limits(&mut self, max_rows: u32, max_requests: usize, streams: Option<u32>) {
+    /// Sets the limits of the model: the maximum rows and requests of a batch, and the limits on the
+    /// streams of a lane. `max_rows` is 0 if the model has no batch axis. `streams` is `None` if the
+    /// model gives one answer per request.
+    pub fn set_model_limits(&mut self, max_rows: u32, max_requests: usize, streams: Option<StreamLimits>) {
         self.admission.set_model_limits(max_rows, max_requests);
         self.streams = streams;
+        self.lanes.iter_mut().for_each(|lane| lane.streams.limits = streams);
     }
 
     /// Replaces the configured rules. Requests in the queue keep their deadlines.
     pub fn set_rules(&mut self, rules: SchedulingRules) {
-        let SchedulingRules { slo, max_delay, reject_late } = rules;
+        let SchedulingRules { slo, next_slo, max_delay, reject_late } = rules;
         if self.slo != slo || self.overload.is_some() != reject_late {
             self.overload = reject_late.then(|| OverloadDetector::new(slo));
         }
-        self.slo = slo;
+        (self.slo, self.next_slo) = (slo, next_slo);
         self.admission.configure(max_delay, !reject_late);
     }
 
@@ -149,7 +156,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     ) -> Result<Option<RefusedRequest<K, T>>, RefusedRequest<K, T>> {
         self.update_outage(now);
         self.traffic.record_arrival(request.rows);
-        let lane = self.serving().map(|lane| &self.lanes[lane]);
+        // If all streams are in use, the end of one cannot be predicted, and the request waits.
+        let lane = self.serving().map(|lane| &self.lanes[lane]).filter(|lane| lane.has_room());
         let before = || self.queues.rows_before(request.level, request.tenant, &self.turns);
         if let Some(why) = self.admission.refusal(&request, before, lane, now) {
             return Err(RefusedRequest { request, why });
@@ -193,10 +201,13 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Returns the driver's next action. New requests have precedence over steps of open streams, but
-    /// only for one batch at a time. Otherwise a steady flow of new requests would block the streams.
+    /// only for one batch at a time, or for as many as the SLO of the next answers permits. Otherwise a
+    /// steady flow of new requests would block the streams.
     pub fn next(&mut self, now: Timestamp) -> NextAction<K, T> {
         self.update_outage(now);
+        let starts = self.serving_lane().is_some_and(|lane| lane.has_time_to_start(self.next_slo));
         if self.step_is_next
+            && !starts
             && let Some(step) = self.next_step()
         {
             self.step_is_next = false;
@@ -227,14 +238,17 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let lanes = self.lanes.iter_mut().enumerate();
         let found = lanes.filter_map(|(index, lane)| Some((index, lane.next_step()?))).next();
         let (index, (slot, step)) = found?;
-        Some(self.sending(index, slot, vec![step]))
+        Some(self.sending(index, slot, step))
     }
 
     fn next_on(&mut self, index: usize, now: Timestamp) -> NextAction<K, T> {
         let limits = self.lanes[index].limits(self.admission.limits());
         loop {
             let lane = &self.lanes[index];
-            let wanted = !self.queues.is_empty() && lane.has_room(self.streams) && !lane.tries_suspect();
+            if !self.queues.is_empty() && !lane.has_room() {
+                return self.wait_for_room(now);
+            }
+            let wanted = !self.queues.is_empty() && !lane.tries_suspect();
             let Some(slot) = lane.next_slot().filter(|_| wanted) else {
                 return NextAction::Wait(SchedulerWait::Idle);
             };
@@ -303,6 +317,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = executes.then_some(now);
         let step = requests.first().is_some_and(|first| first.item.is_step());
+        lane.streams.record_sent(step);
         let sent = BatchInFlight { id, slot, rows, step, groups, sent: now, executing_since, requests };
         lane.in_flight.push_back(sent);
         executes
@@ -348,16 +363,20 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         };
         // A time on other groups does not predict times on the SMs that the lane uses now.
         let here = batch.groups == lane.groups;
-        // The steps of a stream do not count, because the SLO applies only to its first answer.
-        let observed = here && !batch.step;
-        if observed {
-            lane.predictor.observe(batch.rows, execution);
+        let together = lane.streams.advance_together();
+        // Steps of streams that take turns are not observed, because a generator may pause between two
+        // answers.
+        let observed = here && (together || !batch.step);
+        match (observed, together && !batch.step) {
+            (true, true) => lane.streams.observe_start(execution),
+            (true, false) => lane.predictor.observe(batch.rows, execution),
+            (false, _) => {}
         }
         let first = here && !std::mem::replace(&mut lane.answered, true);
         if observed && lane.duty == Duty::Serving {
             self.traffic.record_batch(batch.rows, execution);
         }
-        CompletedBatch { observed, first }
+        CompletedBatch { observed: observed && !together, first }
     }
 
     /// Frees `slot` after the driver has copied its answer. Returns true if a draining lane is now
@@ -434,7 +453,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Returns the observations since the last call.
     pub fn observe(&mut self, now: Timestamp) -> Observation {
-        self.traffic.observe(self.queues.len(), now)
+        let first = self.traffic.observe(self.queues.len(), now);
+        let next = self.gaps.observe(0, now);
+        if self.next_slo.is_some() { first.with_gaps(&next) } else { first }
     }
 
     /// Returns the recorder of the model's requests.

@@ -1,9 +1,14 @@
 //! Methods of the scheduler about requests whose deadline passes while they wait.
 
+use std::time::Duration;
+
 use shadowslice_shared::units::Timestamp;
 
 use super::Scheduler;
-use super::messages::{RefusalReason, RefusedRequest, Ticket};
+use super::messages::{NextAction, RefusalReason, RefusedRequest, SchedulerWait, Ticket};
+
+/// The time after its deadline at which a request that waits for room is refused.
+const OVERDUE_DELAY: Duration = Duration::from_micros(100);
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Returns the earliest deadline of the queued requests, or `None` if the queue is empty.
@@ -14,6 +19,18 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Returns whether requests may be refused when their deadline has passed.
     pub fn refuses_overdue(&self) -> bool {
         self.overload.is_some()
+    }
+
+    /// Waits until a stream ends and makes room for another one. Refuses the requests whose deadline has
+    /// passed in the meantime.
+    pub(super) fn wait_for_room(&mut self, now: Timestamp) -> NextAction<K, T> {
+        let Some(deadline) = self.earliest_deadline().filter(|_| self.refuses_overdue()) else {
+            return NextAction::Wait(SchedulerWait::Idle);
+        };
+        if deadline >= now {
+            return NextAction::Wait(SchedulerWait::Until(deadline + OVERDUE_DELAY));
+        }
+        NextAction::Act(self.take_overdue(RefusalReason::Overdue, now), None)
     }
 
     /// Removes and returns the queued requests whose deadline has passed, to refuse them for this reason.

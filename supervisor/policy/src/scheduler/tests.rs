@@ -50,7 +50,7 @@ fn slice(groups: Groups, sms: u32) -> Slice {
 
 /// Returns a scheduler for batches of up to 4 rows, with one serving worker.
 fn serving() -> Scheduler<(), Asked> {
-    let rules = SchedulingRules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
+    let rules = SchedulingRules { slo: SLO, next_slo: None, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
     model.set_model_limits(4, 100, None);
     model.attach(lane(WORKER));

@@ -124,6 +124,28 @@ pub struct Observation {
 }
 
 impl Observation {
+    /// Returns these observations of requests with those of the gaps between the answers of streams. Each
+    /// gap counts like a request whose SLO is that of the next answer. The latencies are those of the
+    /// gaps, because nearly all answers of a stream come after the first one.
+    pub(crate) fn with_gaps(self, gaps: &Self) -> Self {
+        let offered = |seen: &Self| seen.attainment.map_or(0, |_| seen.answered + seen.refused);
+        let in_time = |seen: &Self| seen.attainment.unwrap_or(0.0) * offered(seen) as f64;
+        let all = offered(&self) + offered(gaps);
+        let attainment = (all > 0).then(|| (in_time(&self) + in_time(gaps)) / all as f64);
+        let latencies = if gaps.answered > 0 { gaps } else { &self };
+        let (mean_latency, p99_latency) = (latencies.mean_latency, latencies.p99_latency);
+        Self {
+            arrived: self.arrived + gaps.arrived,
+            rows: self.rows + gaps.rows,
+            answered: self.answered + gaps.answered,
+            in_time_at_client: self.in_time_at_client + gaps.in_time_at_client,
+            attainment,
+            mean_latency,
+            p99_latency,
+            ..self
+        }
+    }
+
     /// Returns the number of requests that missed the SLO from the client's point of view. These
     /// requests were refused, or answered too late to reach the client in time.
     pub fn missed(&self) -> u64 {

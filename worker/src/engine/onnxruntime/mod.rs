@@ -139,7 +139,7 @@ impl OnnxSession {
         let outputs = specs("output", session.outputs()).map_err(BootRefusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
-        Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: 0 }))
+        Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: None }))
     }
 }
 

@@ -77,7 +77,10 @@ impl Served {
     fn spec(&self) -> ModelSpec {
         let spec = self.model.spec(|share| self.sms(share));
         match self.pipeline.metadata() {
-            Some(metadata) => ModelSpec { max_batch: metadata.max_batch.max(1), ..spec },
+            Some(metadata) => {
+                let per_step = metadata.streams.map_or(0, |streams| streams.per_step);
+                ModelSpec { max_batch: metadata.max_batch.max(per_step).max(1), ..spec }
+            }
             None => spec,
         }
     }

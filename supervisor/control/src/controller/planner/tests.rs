@@ -78,6 +78,7 @@ impl Rig {
             let (lane_events_tx, _) = mpsc::channel(1);
             let settings = pipeline::PipelineSettings {
                 tenant_weights: vec![1.0],
+                step_timeout: Duration::from_secs(10),
                 name: model.name.clone(),
                 live: pipeline::LiveSettings {
                     slo: model.slo,

@@ -55,9 +55,10 @@ pub struct Totals {
     /// The number of rows in all answered requests.
     pub rows: u64,
     pub last: Option<SystemTime>,
-    /// The execution time of each answer in a stream after the first one, as the worker reported
-    /// it.
+    /// The execution time of each step of streams, as the worker reported it.
     pub stream_steps: Total,
+    /// The time of each answer in a stream after the first one, from the request for it.
+    pub stream_gaps: LatencyHistogram,
     /// The number of streams that failed after their first answer.
     pub streams_failed: u64,
     /// The counts of the cache of answers, or `None` if the model has no cache.

@@ -22,8 +22,8 @@ pub(crate) fn split(
             "the worker announced further answers, but the model gives one answer to a request".to_owned()
         );
     }
-    // The end of a stream has no outputs.
-    if outputs.is_empty() && model.streams.is_some() && !more {
+    // A stream can end without another answer, or open before its first answer.
+    if outputs.is_empty() && model.streams.is_some() {
         return Ok(requests.iter().map(|_| Ok(Vec::new())).collect());
     }
     if outputs.len() != model.outputs.len() {
@@ -35,15 +35,7 @@ pub(crate) fn split(
             return Err(format!("output {} has {got} parts for {want} requests", spec.name));
         }
     }
-    // The parts must not overlap. Otherwise a worker could name the same parts repeatedly until the
-    // supervisor's memory is full.
-    let parts = outputs.iter().flat_map(|output| &output.parts);
-    if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
-        return Err(format!(
-            "the answer's parts have more bytes than their slab, which has {}",
-            slab.bytes()
-        ));
-    }
+    check_lengths(slab, outputs.iter())?;
     let of_request = |(index, request): (usize, &WaitingRequest)| {
         let mut copies = Ok(Vec::with_capacity(outputs.len()));
         for (output, spec) in outputs.iter().zip(&model.outputs) {
@@ -57,6 +49,23 @@ pub(crate) fn split(
         Ok(copies)
     };
     requests.iter().enumerate().map(of_request).collect()
+}
+
+/// Returns an error unless the parts of these outputs fit into the slab side by side. The parts must not
+/// overlap. Otherwise a worker could name the same parts repeatedly until the supervisor's memory is
+/// full.
+pub(crate) fn check_lengths<'o>(
+    slab: &AnswerSlab,
+    outputs: impl Iterator<Item = &'o BatchOutput>,
+) -> Result<(), String> {
+    let parts = outputs.flat_map(|output| &output.parts);
+    if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
+        return Err(format!(
+            "the answer's parts have more bytes than their slab, which has {}",
+            slab.bytes()
+        ));
+    }
+    Ok(())
 }
 
 fn whole_shape(model: &Metadata, rows: u32, shape: &[i64]) -> Vec<i64> {

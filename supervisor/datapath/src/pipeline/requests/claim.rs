@@ -5,27 +5,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use shadowslice_policy::scheduler::Unanswered;
 use tokio::sync::oneshot;
 
+use super::answers::WorkerAnswer;
 use super::request::RequestFailure;
-use super::streams::WorkerAnswer;
+use super::streams::StreamKey;
 use crate::pipeline::Pipeline;
 use shadowslice_shared::units::Timestamp;
 
 /// A claim on a request. The party that takes the claim first settles and counts the request, so
 /// that no request is counted twice.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Claim(Arc<AtomicBool>);
+pub(crate) struct Claim(Arc<ClaimState>);
+
+#[derive(Debug, Default)]
+struct ClaimState {
+    is_taken: AtomicBool,
+    /// The stream that the request has opened, until its first answer. If the client leaves, the stream
+    /// is closed.
+    opened: Mutex<Option<StreamKey>>,
+}
 
 impl Claim {
     /// Takes the claim. Returns false if another party has taken it.
     pub(crate) fn take(&self) -> bool {
-        !self.0.swap(true, Ordering::AcqRel)
+        !self.0.is_taken.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.is_taken.load(Ordering::Acquire)
+    }
+
+    /// Sets the stream that the request has opened. Call this with the pipeline's state locked.
+    pub(crate) fn set_opened(&self, stream: Option<StreamKey>) {
+        *self.0.opened.lock() = stream;
+    }
+
+    pub(crate) fn opened(&self) -> Option<StreamKey> {
+        *self.0.opened.lock()
     }
 }
 
@@ -59,8 +78,22 @@ impl AnswerWait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> RequestFailure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().give_up(Unanswered::TimedOut, now.since(self.arrived), now);
+        self.give_up(Unanswered::TimedOut, now);
         RequestFailure::timed_out(timeout)
+    }
+}
+
+impl AnswerWait<'_> {
+    /// Records that the client no longer waits, and closes the stream that the request has opened.
+    fn give_up(&self, how: Unanswered, now: Timestamp) {
+        let waited = now.since(self.arrived);
+        self.pipeline.change(|state| {
+            state.give_up(how, waited, now);
+            if let Some(stream) = self.claim.opened() {
+                state.close_stream(stream);
+                state.dispatch(now);
+            }
+        });
     }
 }
 
@@ -68,8 +101,7 @@ impl Drop for AnswerWait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            let waited = now.since(self.arrived);
-            self.pipeline.state.lock().give_up(Unanswered::Cancelled(waited), waited, now);
+            self.give_up(Unanswered::Cancelled(now.since(self.arrived)), now);
         }
     }
 }

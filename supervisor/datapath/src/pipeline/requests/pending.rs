@@ -7,10 +7,11 @@ use shadowslice_policy::scheduler::{self, QueuedRequest};
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::oneshot;
 
+use super::answers::WorkerAnswer;
 use super::claim::Claim;
 use super::memory::Reservation;
 use super::request::RequestFailure;
-use super::streams::WorkerAnswer;
+use super::streams::StreamState;
 use crate::trace::Journal;
 
 /// The shapes of all inputs without the batch axis. Requests with equal shapes can share a batch.
@@ -23,7 +24,7 @@ pub(crate) type InFlightBatch = scheduler::BatchInFlight<Shapes, PendingRequest>
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     pub(crate) memory: Arc<Reservation>,
-    pub(crate) reply_tx: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
+    pub(crate) reply: ReplyTarget,
     pub(crate) claim: Claim,
     /// The time at which the last byte of the request was received.
     pub(crate) received: Timestamp,
@@ -33,6 +34,22 @@ pub(crate) struct PendingRequest {
     pub(crate) journal: Option<Journal>,
     /// The id of a stream if this request is a step: a request for the stream's next answer.
     pub(crate) stream: Option<u64>,
+}
+
+/// The receiver of a request's answer.
+#[derive(Debug)]
+pub(crate) enum ReplyTarget {
+    /// The client that waits for the first or only answer.
+    Client(oneshot::Sender<Result<WorkerAnswer, RequestFailure>>),
+    /// A stream whose first answer its client has.
+    Stream(Arc<StreamState>),
+}
+
+impl PendingRequest {
+    /// Returns true if the client has an answer of this stream. Only its worker can continue it.
+    pub(crate) fn continues_stream(&self) -> bool {
+        matches!(self.reply, ReplyTarget::Stream(_))
+    }
 }
 
 impl scheduler::Ticket for PendingRequest {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::tenants::TenantId;
+use shadowslice_shared::batch::StreamLimits;
 use shadowslice_shared::tensor::TensorSpec;
 
 use super::pieces::Pieces;
@@ -20,9 +21,9 @@ pub struct Metadata {
     pub platform: &'static str,
     /// The largest batch in rows, or 0 for a model without a batch axis.
     pub max_batch: u32,
-    /// The number of streams that a worker generates concurrently. `None` if the model gives one
-    /// answer to a request.
-    pub streams: Option<u32>,
+    /// The number of streams that a worker can generate. `None` if the model gives one answer per
+    /// request.
+    pub streams: Option<StreamLimits>,
     /// The required inputs. Their shapes include the batch axis.
     pub inputs: Vec<TensorSpec>,
     /// The inputs that a request may omit. They have no batch axis.

@@ -105,7 +105,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     let batch = worker.batch().await;
     let late = stage.request();
     stage.until((1, 1)).await;
-    let slo = SloTarget { latency: EASY, percentile: 99.0 };
+    let slo = SloTarget { latency: EASY, next: None, percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings {
         slo,
         max_delay: Duration::ZERO,
@@ -233,7 +233,7 @@ async fn an_observation_covers_the_time_since_the_previous_one() {
     let first = stage.request();
     let batch = worker.batch().await;
     stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
-    let slo = |latency| SloTarget { latency, percentile: 99.0 };
+    let slo = |latency| SloTarget { latency, next: None, percentile: 99.0 };
     let rules = |latency| LiveSettings {
         slo: slo(latency),
         max_delay: Duration::ZERO,

@@ -97,7 +97,7 @@ async fn due_batches_are_sent_before_a_worker_that_seems_to_hang_is_checked_agai
     let (_old, stuck) = stuck(&stage, 1).await;
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
-    let slo = SloTarget { latency: Duration::from_secs(1), percentile: 99.0 };
+    let slo = SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: DELAY, reject_late: false, priority: 1 });
     set_executing_since(&stage, 1, Duration::from_secs(10));
     let waits = stage.request();
@@ -119,7 +119,7 @@ async fn due_batches_are_sent_before_a_worker_that_seems_to_hang_is_checked_agai
 #[tokio::test]
 async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
     let mut stage = Stage::new();
-    let slo = SloTarget { latency: Duration::from_millis(5), percentile: 99.0 };
+    let slo = SloTarget { latency: Duration::from_millis(5), next: None, percentile: 99.0 };
     let rules = LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true, priority: 1 };
     stage.pipeline.set_live_settings(rules);
     let (_first, suspect) = stuck(&stage, 1).await;

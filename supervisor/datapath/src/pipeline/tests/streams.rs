@@ -1,18 +1,30 @@
 //! Tests streams: the requests for further answers, and the cases in which a worker, a client or a
 //! stream ends.
 
-use shadowslice_policy::latency::BLIND_HANG_LIMIT;
+use shadowslice_shared::batch::{StepAnswer, StreamAnswer, StreamLimits};
 
 use super::*;
+use crate::pipeline::workers::step_limit;
 
-/// Returns a model whose workers generate two streams concurrently.
+/// Returns a model whose workers generate two streams in turns.
 fn streaming() -> Stage {
+    with_streams(StreamLimits { open: 2, per_step: 1 })
+}
+
+pub(super) fn with_streams(limits: StreamLimits) -> Stage {
     let tensor =
         |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![1] };
     let (name, platform) = ("m".to_owned(), "python");
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
-    let metadata =
-        Metadata { name, platform, max_batch: 0, streams: Some(2), inputs, optional: Vec::new(), outputs };
+    let metadata = Metadata {
+        name,
+        platform,
+        max_batch: 0,
+        streams: Some(limits),
+        inputs,
+        optional: Vec::new(),
+        outputs,
+    };
     let (events_tx, events_rx) = mpsc::channel(EVENT_QUEUE_SIZE);
     let pipeline = Arc::new(Pipeline::new(settings(), Clock::started(UPTIME), events_tx).unwrap());
     pipeline.describe(metadata).unwrap();
@@ -20,7 +32,7 @@ fn streaming() -> Stage {
     Stage { pipeline, events_rx }
 }
 
-fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
+pub(super) fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = RequestInput { shape: vec![1], data: vec![1, 0, 0, 0].into() };
     tokio::spawn(async move {
@@ -35,9 +47,14 @@ fn next(mut answers: Answers) -> JoinHandle<Next> {
     tokio::spawn(async move { (answers.next().await, answers) })
 }
 
+/// Returns the output at this offset of the response slab.
+pub(super) fn number(offset: u32) -> Vec<BatchOutput> {
+    vec![BatchOutput { shape: vec![1], parts: vec![Extent { offset: offset.into(), len: 4 }] }]
+}
+
 impl Actor {
     /// Sends one answer of a stream and announces further answers.
-    fn answer_with_more(&self, id: u64) {
+    pub(super) fn answer_with_more(&self, id: u64) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
         let outputs = vec![BatchOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
         self.report(&WorkerMessage::Answer(BatchAnswer {
@@ -48,14 +65,72 @@ impl Actor {
         }));
     }
 
-    async fn step(&self) -> batch::StreamStep {
+    /// Answers a step of one stream.
+    pub(super) fn step_with_more(&self, id: u64) {
+        self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
+        self.stepped(id, vec![StreamAnswer { result: Ok(number(0)), more: true }]);
+    }
+
+    pub(super) fn stepped(&self, id: u64, streams: Vec<StreamAnswer>) {
+        self.report(&WorkerMessage::Stepped(StepAnswer { id, execution_us: 10, streams }));
+    }
+
+    /// Opens a stream whose first answer needs a step.
+    pub(super) async fn start(&self) -> u64 {
+        let id = self.batch().await.id;
+        self.started(id);
+        id
+    }
+
+    /// Answers the next command: opens a stream, or gives each stream of a step another answer.
+    pub(super) async fn play(&self) -> Command {
+        let command = self.command().await;
+        match &command {
+            Command::Run(batch) => self.started(batch.id),
+            Command::Next(step) => {
+                let answer = StreamAnswer { result: Ok(number(0)), more: true };
+                self.stepped(step.id, vec![answer; step.streams.len()]);
+            }
+            other => panic!("{other:?} instead of a batch or step"),
+        }
+        command
+    }
+
+    pub(super) fn started(&self, id: u64) {
+        let (result, more) = (Ok(Vec::new()), true);
+        self.report(&WorkerMessage::Answer(BatchAnswer { id, execution_us: 10, result, more }));
+    }
+
+    /// Opens `count` streams, and returns their ids.
+    pub(super) async fn open(&self, count: usize) -> Vec<u64> {
+        let mut opened = Vec::new();
+        while opened.len() < count {
+            if let Command::Run(batch) = self.play().await {
+                opened.push(batch.id);
+            }
+        }
+        opened
+    }
+
+    /// Answers the next step: stream `n` of the step gets the number `from + n`. Returns the streams.
+    pub(super) async fn advance(&self, from: u32) -> Vec<u64> {
+        let step = self.step().await;
+        let answers = (0..).zip(&step.streams).map(|(index, _)| {
+            self.slab.write(u64::from(4 * index), &(from + index).to_le_bytes()).unwrap();
+            StreamAnswer { result: Ok(number(4 * index)), more: true }
+        });
+        self.stepped(step.id, answers.collect());
+        step.streams
+    }
+
+    pub(super) async fn step(&self) -> batch::StreamStep {
         match self.command().await {
             Command::Next(step) => step,
             other => panic!("{other:?} instead of a step"),
         }
     }
 
-    async fn closed(&self) -> u64 {
+    pub(super) async fn closed(&self) -> u64 {
         match self.command().await {
             Command::Close(stream) => stream,
             other => panic!("{other:?} instead of a stream's end"),
@@ -84,8 +159,8 @@ async fn each_answer_is_requested_and_a_lane_drains_when_its_streams_end() {
     assert_eq!(stage.pipeline.report().counts.succeeded, 1, "with the first answer");
     let reply = next(answers);
     let step = worker.step().await;
-    assert_eq!(step.stream, stream);
-    worker.answer_with_more(step.id);
+    assert_eq!(step.streams, [stream]);
+    worker.step_with_more(step.id);
     let (answer, mut answers) = reply.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))));
     answers.delivery().mark_written();
@@ -97,7 +172,7 @@ async fn each_answer_is_requested_and_a_lane_drains_when_its_streams_end() {
     let (_, second) = other.begin(request(&stage)).await;
     let reply = next(answers);
     let step = worker.step().await;
-    worker.answer(step.id, Ok(vec![]));
+    worker.stepped(step.id, vec![StreamAnswer { result: Ok(Vec::new()), more: false }]);
     assert!(reply.await.unwrap().0.is_none(), "that was the end");
     assert_eq!(worker.closed().await, stream);
     assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(2), _)));
@@ -118,7 +193,7 @@ async fn a_request_waits_for_a_stream_to_end_if_the_worker_is_at_its_limit() {
     stage.until((1, 0)).await;
     let stepped = next(second);
     let step = worker.step().await;
-    worker.answer_with_more(step.id);
+    worker.step_with_more(step.id);
     let (answer, _second) = stepped.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))), "open streams go on meanwhile");
     drop(first);
@@ -147,7 +222,7 @@ async fn a_stream_is_closed_whenever_its_client_disconnects() {
     let step = worker.step().await;
     reply.abort();
     assert_eq!(worker.closed().await, stream);
-    worker.answer_with_more(step.id);
+    worker.step_with_more(step.id);
     // The three streams whose clients disconnected no longer count against the worker's limit.
     let (_, first) = worker.begin(request(&stage)).await;
     worker.begin(request(&stage)).await;
@@ -220,7 +295,8 @@ async fn a_failure_in_the_middle_ends_the_stream_with_its_reason() {
     let (stream, answers) = worker.begin(request(&stage)).await;
     let reply = next(answers);
     let step = worker.step().await;
-    worker.answer(step.id, Err(RunFailure::Engine("broken".to_owned())));
+    let result = Err(RunFailure::Engine("broken".to_owned()));
+    worker.stepped(step.id, vec![StreamAnswer { result, more: false }]);
     let (answer, _) = reply.await.unwrap();
     assert!(
         matches!(answer, Some(Err(RequestFailure::Internal(ref why))) if why.contains("broken")),
@@ -254,5 +330,5 @@ async fn a_step_has_a_fixed_limit_on_a_crowded_gpu() {
     let state = stage.pipeline.state.lock();
     let (link, lane) = (&state.links[0], state.scheduler.lane(WorkerId(1)).unwrap());
     let since = lane.in_flight().next().unwrap().executing_since.unwrap();
-    assert_eq!(link.time_until_hung(lane, since), Some(BLIND_HANG_LIMIT));
+    assert_eq!(link.time_until_hung(lane, since), Some(step_limit(STEP_TIMEOUT)));
 }

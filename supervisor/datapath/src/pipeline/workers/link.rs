@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
-use shadowslice_policy::latency::{BLIND_HANG_LIMIT, Predictor};
+use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{self, Slice};
 use shadowslice_policy::sm_time::BatchSms;
 use shadowslice_shared::batch::{
@@ -69,6 +69,10 @@ pub struct LaneWorker {
 /// commands about partitions, sleep and ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
+/// The time that a worker has to report the end of a step that it has interrupted. A busy host may delay
+/// it.
+const STEP_GRACE: Duration = Duration::from_secs(5);
+
 /// The batch that a worker executes.
 #[derive(Debug)]
 struct OccupyingBatch {
@@ -102,6 +106,8 @@ pub(crate) struct WorkerLink {
     pub(crate) residency: Residency,
     pub(crate) pauses: PauseMember,
     pub(crate) sm_time: SmTimeMember,
+    /// The time after which a step of streams counts as hung, or `None` if the model has no streams.
+    step_limit: Option<Duration>,
 }
 
 /// The part of a link that comes from its model's pipeline.
@@ -111,6 +117,8 @@ pub(crate) struct LinkModel {
     pub(crate) sm_time: Arc<SmAccount>,
     /// The pause word of the worker.
     pub(crate) pause_word: Arc<PauseWord>,
+    /// The configured limit on the time of a step of streams.
+    pub(crate) step_timeout: Duration,
 }
 
 impl WorkerLink {
@@ -153,6 +161,7 @@ impl WorkerLink {
             residency: Residency::new(sleep, now),
             pauses: PauseMember::join(pauses, model.name, model.pause_word, pieces),
             sm_time: SmTimeMember::join(sm_time, model.sm_time),
+            step_limit: metadata.streams.map(|_| step_limit(model.step_timeout)),
         };
         (link, lane)
     }
@@ -228,9 +237,9 @@ impl WorkerLink {
     /// GPU. It also grows if workers died while they executed a request of the batch.
     pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
-        if front.step {
+        if let Some(limit) = self.step_limit {
             // A generator may pause between two answers, so the time of a step cannot be predicted.
-            return Some((running.since + BLIND_HANG_LIMIT).since(now));
+            return Some((running.since + limit).since(now));
         }
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
         let shape = front.requests.first().map(|request| &request.shape);
@@ -249,7 +258,10 @@ impl WorkerLink {
         let &PipelineBatch { id, slot, groups, ref requests, .. } = sending;
         let (first, sent_ns) = (requests.first(), monotonic_ns());
         let command = match first.and_then(|first| first.item.stream) {
-            Some(stream) => Command::Next(StreamStep { id, slot, sent_ns, groups, stream }),
+            Some(_) => {
+                let streams = requests.iter().filter_map(|request| request.item.stream).collect();
+                Command::Next(StreamStep { id, slot, sent_ns, groups, streams })
+            }
             None => {
                 let inputs = self.inputs;
                 let of_request = |request: &WaitingRequest| BatchRequest {
@@ -274,6 +286,12 @@ impl WorkerLink {
             Err(_) => Ok(false),
         }
     }
+}
+
+/// Returns the time after which a step counts as hung. The worker interrupts a step after `timeout`, and
+/// then finds the stream that is the cause, which may take as long again.
+pub(crate) fn step_limit(timeout: Duration) -> Duration {
+    timeout.saturating_mul(2) + STEP_GRACE
 }
 
 /// Returns the parts of the tenants in a batch.

@@ -10,6 +10,7 @@ mod reader;
 mod shapes;
 mod sm_time;
 mod socket;
+mod steps;
 
 pub use hangs::StalledBatch;
 pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
@@ -20,6 +21,8 @@ pub use reader::LaneReader;
 pub use sm_time::{GpuSmTime, SmAccount, SmUse};
 pub use socket::BatchSocket;
 
+#[cfg(test)]
+pub(crate) use link::step_limit;
 pub(crate) use link::{PipelineBatch, PipelineLane, PipelineScheduler, WorkerLink};
 pub(crate) use quarantine::{Admission, Quarantine};
 #[cfg(test)]

@@ -24,9 +24,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 pub(crate) struct Quarantine {
     /// The inputs in quarantine. The newest are last.
     quarantined: VecDeque<QuarantinedInputs>,
-    /// The inputs of streams during which workers recently died, and the number of deaths for each.
-    /// The newest are last.
-    suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
+    /// The inputs of streams during which workers recently died. The newest are last.
+    suspects: VecDeque<SuspectInputs>,
+}
+
+#[derive(Debug)]
+struct SuspectInputs {
+    tensors: Vec<Vec<u8>>,
+    deaths: u8,
+    /// The time of the last death. Several streams of a step may have the same inputs.
+    last: Timestamp,
 }
 
 #[derive(Debug)]
@@ -72,16 +79,34 @@ impl Quarantine {
         }
     }
 
+    /// Returns true if a stream with these inputs must advance alone, because workers recently died in
+    /// steps of streams with these inputs.
+    pub(crate) fn is_suspect(&self, inputs: &Reservation) -> bool {
+        self.suspects
+            .iter()
+            .any(|suspect| suspect.deaths >= blame::ON_TRIAL && inputs.holds(&suspect.tensors))
+    }
+
     /// Records that a worker died in a step of a stream with these inputs. The step cannot be
-    /// retried. Returns whether this death proves that the inputs kill workers.
-    pub(crate) fn record_death_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
-        let before = self.take_suspect(inputs).map_or(0, |(_, deaths)| deaths);
+    /// retried. Returns whether this death proves that the inputs kill workers, which requires that the
+    /// stream was alone in its step.
+    pub(crate) fn record_death_in_step(
+        &mut self,
+        inputs: &Reservation,
+        was_alone: bool,
+        now: Timestamp,
+    ) -> bool {
+        let before = self.take_suspect(inputs).map_or(0, |suspect| match suspect.last == now {
+            true => suspect.deaths - 1,
+            false => suspect.deaths,
+        });
         let known = self.quarantined.iter().any(|proved| inputs.holds(&proved.tensors));
-        if known || before >= blame::ON_TRIAL {
+        if was_alone && (known || before >= blame::ON_TRIAL) {
             self.add(inputs, now);
             return true;
         }
-        self.suspects.extend(inputs.copy().map(|tensors| (tensors, before + 1)));
+        let deaths = before.saturating_add(1).min(blame::ON_TRIAL);
+        self.suspects.extend(inputs.copy().map(|tensors| SuspectInputs { tensors, deaths, last: now }));
         while self.suspects.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.suspects.is_empty()) {
             self.suspects.pop_front();
         }
@@ -95,8 +120,8 @@ impl Quarantine {
         self.take_suspect(inputs);
     }
 
-    fn take_suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
-        let place = self.suspects.iter().position(|(tensors, _)| inputs.holds(tensors))?;
+    fn take_suspect(&mut self, inputs: &Reservation) -> Option<SuspectInputs> {
+        let place = self.suspects.iter().position(|suspect| inputs.holds(&suspect.tensors))?;
         self.suspects.remove(place)
     }
 
@@ -107,7 +132,7 @@ impl Quarantine {
 
     fn bytes(&self) -> usize {
         let proved = self.quarantined.iter().map(|proved| &proved.tensors);
-        proved.chain(self.suspects.iter().map(|(tensors, _)| tensors)).flatten().map(Vec::len).sum()
+        proved.chain(self.suspects.iter().map(|suspect| &suspect.tensors)).flatten().map(Vec::len).sum()
     }
 }
 
@@ -149,6 +174,23 @@ mod tests {
         assert_eq!(quarantine.admit(&same, at(3)), Admission::OnTrial, "the pause has doubled");
         quarantine.lift(&same);
         assert_eq!(quarantine.admit(&bad, at(3)), Admission::Free);
+    }
+
+    #[test]
+    fn inputs_of_several_streams_of_a_step_are_suspected_once_and_proved_alone() {
+        let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
+        let mut quarantine = Quarantine::default();
+        let bad = inputs(&memory, &[b"bad"]);
+        for second in 1..=4 {
+            assert_eq!(quarantine.is_suspect(&bad), second > 2, "after {} deaths", second - 1);
+            for _ in 0..3 {
+                assert!(!quarantine.record_death_in_step(&bad, false, at(second)), "others were there, too");
+            }
+        }
+        assert!(quarantine.record_death_in_step(&bad, true, at(5)));
+        assert_eq!(quarantine.admit(&bad, at(5)), Admission::Refused(FIRST_PAUSE));
+        quarantine.lift(&bad);
+        assert!(!quarantine.is_suspect(&bad));
     }
 
     #[test]

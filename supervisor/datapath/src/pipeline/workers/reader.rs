@@ -17,8 +17,8 @@ use super::link::{LaneWorker, LinkModel, WorkerLink};
 use crate::pipeline::Pipeline;
 use crate::pipeline::figures::{BatchTimes, RequestTimes};
 use crate::pipeline::requests::{
-    Continuation, Delivery, InFlightBatch, Metadata, OpenStream, RequestFailure, RequestOutput,
-    UnwrittenAnswer, WaitingRequest, WorkerAnswer, answer,
+    Continuation, Delivery, InFlightBatch, Metadata, OpenStream, RequestFailure, RequestOutput, StreamKey,
+    StreamState, UnwrittenAnswer, WaitingRequest, WorkerAnswer, answer,
 };
 use crate::pipeline::state::{self, PipelineState};
 use crate::pipeline::trace_event;
@@ -28,11 +28,11 @@ use shadowslice_shared::errors;
 /// The reader of a lane. A lane belongs to one worker.
 #[derive(Debug)]
 pub struct LaneReader {
-    pipeline: Arc<Pipeline>,
-    metadata: Arc<Metadata>,
-    worker: WorkerId,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) worker: WorkerId,
     socket: Arc<BatchSocket>,
-    slab: AnswerSlab,
+    pub(super) slab: AnswerSlab,
 }
 
 impl LaneReader {
@@ -49,6 +49,7 @@ impl LaneReader {
             name: Arc::clone(&pipeline.name),
             sm_time: Arc::clone(&pipeline.sm_time),
             pause_word: Arc::clone(slab.pause_word()),
+            step_timeout: pipeline.step_timeout,
         };
         let (link, lane) = WorkerLink::new(lane_worker, &metadata, profile, Arc::clone(&socket), model, now);
         let mut state = pipeline.state.lock();
@@ -97,6 +98,7 @@ impl LaneReader {
     fn handle_message(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
             WorkerMessage::Answer(answer) => self.handle_answer(answer),
+            WorkerMessage::Stepped(answer) => self.handle_step(answer),
             WorkerMessage::Prepared(prepared) => {
                 let event = LaneEvent::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(event);
@@ -115,9 +117,7 @@ impl LaneReader {
 
     fn handle_answer(&self, answer: BatchAnswer) -> Result<(), String> {
         let now = self.pipeline.now();
-        let taken = self.pipeline.state.lock().take_answered(self.worker, answer.id, now);
-        let batch = taken
-            .ok_or_else(|| format!("the worker answered batch {}, which was not sent to it", answer.id))?;
+        let batch = self.take_answered(answer.id, false, now)?;
         if batch.requests.is_empty() {
             self.pipeline.change(|state| {
                 if let Some(link) = state.link_mut(self.worker).filter(|_| answer.more) {
@@ -128,6 +128,9 @@ impl LaneReader {
             return Ok(());
         }
         match answer.result {
+            Ok(outputs) if outputs.is_empty() && answer.more => {
+                self.handle_start(batch, Duration::from_micros(answer.execution_us), now)
+            }
             Ok(outputs) => {
                 let execution = Duration::from_micros(answer.execution_us);
                 self.handle_outputs(batch, (&outputs, answer.more), execution, now)
@@ -145,6 +148,36 @@ impl LaneReader {
         }
     }
 
+    /// Removes an answered batch or step from its lane.
+    pub(super) fn take_answered(
+        &self,
+        id: u64,
+        is_step: bool,
+        now: Timestamp,
+    ) -> Result<InFlightBatch, String> {
+        let taken = self.pipeline.state.lock().take_answered(self.worker, id, now);
+        let batch =
+            taken.ok_or_else(|| format!("the worker answered batch {id}, which was not sent to it"))?;
+        if batch.step != is_step {
+            self.take_back_unanswered(batch);
+            return Err(format!("the worker's answer {id} has the wrong kind"));
+        }
+        Ok(batch)
+    }
+
+    /// Returns the reported execution time, limited to the time since the batch was sent, and the time for
+    /// predictions. The worker may have begun the batch before the supervisor read the answer to the
+    /// previous one. The time for predictions only includes the time after that.
+    pub(super) fn execution(
+        batch: &InFlightBatch,
+        reported: Duration,
+        received: Timestamp,
+    ) -> ExecutionTimes {
+        let reported = reported.min(received.since(batch.sent));
+        let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
+        ExecutionTimes { reported, predicted: reported.min(longest) }
+    }
+
     fn handle_outputs(
         &self,
         batch: InFlightBatch,
@@ -152,13 +185,7 @@ impl LaneReader {
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {
-        // `reported` is limited to the time since the batch was sent. The worker may have begun
-        // this batch before the supervisor read the answer to the previous batch. `execution`,
-        // which is used for predictions, only includes the time after the supervisor read that
-        // answer.
-        let reported = reported.min(received.since(batch.sent));
-        let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
-        let execution = reported.min(longest);
+        let ExecutionTimes { reported, predicted: execution } = Self::execution(&batch, reported, received);
         let answers = match answer::split(&self.metadata, &self.slab, (outputs, more), &batch.requests) {
             Ok(answers) => answers,
             Err(why) => {
@@ -169,25 +196,23 @@ impl LaneReader {
         let now = self.pipeline.now();
         let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
         let took = BatchTimes { input, infer: reported, output: now.since(received) };
-        let is_step = batch.requests.iter().any(|request| request.item.stream.is_some());
-        let opens = more && !is_step;
-        let deliveries = self.deliveries(&batch, &answers, took, is_step, now);
+        let deliveries: Vec<_> = batch
+            .requests
+            .iter()
+            .zip(&answers)
+            .map(|(request, answer)| self.delivery(request, answer, batch.sent, took, now))
+            .collect();
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
-            if opens {
+            if more {
                 state.scheduler.open_stream(self.worker);
             }
             // A client cancelled a request without a delivery while it ran, so the request has already
             // been counted as cancelled.
             let unsettled = batch.requests.iter().zip(&answers).zip(&deliveries);
             let unsettled = unsettled.filter_map(|(answered, delivery)| delivery.as_ref().map(|_| answered));
-            if is_step {
-                unsettled.for_each(|(request, answer)| state.count_step(request, answer, more, reported));
-            } else {
-                let rows =
-                    unsettled.map(|(request, answer)| state.count_rows(request, answer, more, now)).sum();
-                state.stats.totals.add_batch(batch.rows, rows, took, at);
-            }
+            let rows = unsettled.map(|(request, answer)| state.count_rows(request, answer, more, now)).sum();
+            state.stats.totals.add_batch(batch.rows, rows, took, at);
             state.complete(self.worker, &batch, execution, now);
             state.routed
         });
@@ -196,8 +221,10 @@ impl LaneReader {
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
-                true if opens => Continuation::Opened(self.open_stream(batch.id, &request)),
-                true => Continuation::More,
+                true => {
+                    let open = self.pipeline.change(|state| self.open_stream(state, batch.id, &request));
+                    Continuation::Opened(open)
+                }
             };
             let delivery = delivery.unwrap_or_default();
             state::reply(request, answer.map(|outputs| WorkerAnswer { outputs, then, delivery }));
@@ -206,7 +233,7 @@ impl LaneReader {
     }
 
     /// Takes the requests of a batch back, because the worker's answer is invalid.
-    fn take_back_unanswered(&self, batch: InFlightBatch) {
+    pub(super) fn take_back_unanswered(&self, batch: InFlightBatch) {
         let now = self.pipeline.now();
         trace_event::record_loss(&batch.requests, LostReason::Nonsense, now);
         self.pipeline.change(|state| {
@@ -215,41 +242,42 @@ impl LaneReader {
         });
     }
 
-    /// Returns a delivery for each unsettled request, and `None` for each settled request. A
-    /// failure or a later answer of a stream gets the default delivery.
-    fn deliveries(
+    /// Returns the delivery of the first or only answer to a request, or `None` if the request is settled.
+    /// A failure gets the default delivery.
+    pub(super) fn delivery(
         &self,
-        batch: &InFlightBatch,
-        answers: &[SplitAnswer],
+        request: &WaitingRequest,
+        answer: &SplitAnswer,
+        sent: Timestamp,
         took: BatchTimes,
-        is_step: bool,
         now: Timestamp,
-    ) -> Vec<Option<Delivery>> {
-        let delivery = |(request, answer): (&WaitingRequest, &SplitAnswer)| {
-            if !request.item.claim.take() {
-                return None;
-            }
-            if is_step || answer.is_err() {
-                return Some(Delivery::default());
-            }
-            let spent = RequestTimes {
-                latency: now.since(request.arrived),
-                receiving: request.item.received.since(request.arrived),
-                until_sent: batch.sent.since(request.item.received),
-                copy_in: request.item.copy_in,
-                execution: took.infer,
-                copy_out: took.output,
-                writing: Duration::ZERO,
-            };
-            let pipeline = Arc::clone(&self.pipeline);
-            Some(Delivery::new(UnwrittenAnswer { pipeline, arrived: request.arrived, answered: now, spent }))
+    ) -> Option<Delivery> {
+        if !request.item.claim.take() {
+            return None;
+        }
+        if answer.is_err() {
+            return Some(Delivery::default());
+        }
+        let spent = RequestTimes {
+            latency: now.since(request.arrived),
+            receiving: request.item.received.since(request.arrived),
+            until_sent: sent.since(request.item.received),
+            copy_in: request.item.copy_in,
+            execution: took.infer,
+            copy_out: took.output,
+            writing: Duration::ZERO,
         };
-        batch.requests.iter().zip(answers).map(delivery).collect()
+        let pipeline = Arc::clone(&self.pipeline);
+        Some(Delivery::new(UnwrittenAnswer { pipeline, arrived: request.arrived, answered: now, spent }))
     }
 
-    fn open_stream(&self, id: u64, request: &WaitingRequest) -> OpenStream {
-        let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
-        OpenStream { pipeline, worker: self.worker, id, tenant: request.tenant, inputs }
+    /// Returns the client's end of the stream that a request has opened.
+    pub(super) fn open_stream(&self, state: &PipelineState, id: u64, request: &WaitingRequest) -> OpenStream {
+        let key = StreamKey { worker: self.worker, id };
+        let together = self.metadata.streams.is_some_and(|streams| streams.per_step > 1);
+        let is_suspect = request.item.deaths > 0 || state.quarantine.is_suspect(&request.item.memory);
+        let stream = Arc::new(StreamState::of(key, request, together, is_suspect));
+        OpenStream { pipeline: Arc::clone(&self.pipeline), stream }
     }
 
     /// Handles a failed batch. If the batch had only one request, the client receives the engine's
@@ -277,22 +305,19 @@ impl LaneReader {
 }
 
 /// The answer to one request of a batch.
-type SplitAnswer = Result<Vec<RequestOutput>, RequestFailure>;
+pub(super) type SplitAnswer = Result<Vec<RequestOutput>, RequestFailure>;
+
+/// The execution times of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ExecutionTimes {
+    pub(super) reported: Duration,
+    /// The time that is used for predictions.
+    pub(super) predicted: Duration,
+}
 
 impl PipelineState {
-    /// Counts a later answer of a stream.
-    fn count_step(&mut self, request: &WaitingRequest, answer: &SplitAnswer, more: bool, took: Duration) {
-        match answer {
-            Ok(_) => self.stats.totals.stream_steps.add(took),
-            Err(_) => self.stats.totals.streams_failed += 1,
-        }
-        if !more {
-            self.quarantine.lift(&request.item.memory);
-        }
-    }
-
     /// Counts a failed answer. Returns the number of answered rows.
-    fn count_rows(
+    pub(super) fn count_rows(
         &mut self,
         request: &WaitingRequest,
         answer: &SplitAnswer,
