@@ -439,8 +439,8 @@ $(examples): tests/python/requirements-examples.txt | have-pip
 	touch $@
 
 # If the download fails, the tests that need PyTorch are skipped, and the next run tries again.
-$(torch): tests/python/torch_from_debian
-	$< $(@D) || echo "note: cannot download Debian's PyTorch; the example configs/python/pytorch is not tested" >&2
+$(torch): tests/python/torch_from_debian tests/python/requirements-transformers.txt | have-pip
+	$< $(@D) $(word 2,$^) $(pip) || echo "note: cannot download Debian's PyTorch; the examples that need it are not tested" >&2
 	[ ! -e $@ ] || touch $@
 
 $(models): models/make_models.py requirements-models.txt | $(py_models)

@@ -104,19 +104,19 @@ def model_class(module: ModuleType, file: Path) -> Any:
                 f"{file}:{line_of(found)}: class {found.__name__} has `step`, but no "
                 "`start(self, request)`; add it"
             )
-        check_call(found, "start", file)
+        check_call(found, "start", file, ("seat",) if getattr(found, "cuda_graph", False) else ())
     return found
 
 
-def check_call(found: Any, name: str, file: Path) -> None:
-    """Checks that a method of the class takes its argument."""
-    method, takes = getattr(found, name), ARGUMENTS[name]
+def check_call(found: Any, name: str, file: Path, more: tuple[str, ...] = ()) -> None:
+    """Checks that a method of the class takes its arguments."""
+    method, takes = getattr(found, name), ", ".join((ARGUMENTS[name], *more))
     try:
-        inspect.signature(method).bind(None, {})
+        inspect.signature(method).bind(None, {}, *more)
     except TypeError as error:
         line = line_of(method, found)
         raise ModelError(
-            f"{file}:{line}: `{name}` must take one argument, as `{name}(self, {takes})`: {error}"
+            f"{file}:{line}: `{name}` must be a method `{name}(self, {takes})`: {error}"
         ) from error
 
 

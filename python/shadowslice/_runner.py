@@ -25,7 +25,7 @@ from . import (
 )
 from ._errors import ModelError, describe, escape_surrogates, line_in, line_of, log_traceback
 from ._step_watch import StepInterrupted, StepWatch
-from ._streams import END, StreamAnswer, Streams
+from ._streams import DONE, END, TRIAL, Seats, StreamAnswer, Streams
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """The name, datatype and whole shape of a tensor."""
@@ -44,9 +44,6 @@ is invalid, and the reason.
 
 NOT_ANSWERED_YET: Reply = (([], [], True), False, "")
 """The reply for a stream that is open, and whose first response needs a step."""
-
-TRIAL = -1
-"""The number of the stream that tries a partition."""
 
 INDEPENDENT_OF_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
 """The exceptions that do not depend on the values of the inputs."""
@@ -112,7 +109,8 @@ class Runner:
         self.inputs = _model_class.tensors(found, "inputs", file)
         self.outputs = _model_class.tensors(found, "outputs", file)
         self.streams = _model_class.streams(found, file)
-        _options.check(found, file, {**self.inputs, **self.outputs})
+        recorded = self.outputs if self.streams else {**self.inputs, **self.outputs}
+        _options.check(found, file, recorded)
         self.device = context.device
         if self.device == "cuda" and "torch" in sys.modules:
             self.arena, self.arena_obstacle = _arena.create(sys.modules["torch"])
@@ -123,7 +121,8 @@ class Runner:
             if hasattr(self.model, "load"):
                 self.model.load(context)
         if self.streams:
-            self.open_streams = Streams(self.model, self.watch)
+            seats = Seats(self.streams.open, self.device) if self.recorder else None
+            self.open_streams = Streams(self.model, self.watch, seats)
             self.watch.install()
         else:
             self.answer = self.model.infer
@@ -188,12 +187,17 @@ class Runner:
     def record(self, shapes: list[list[int]]) -> tuple[_cuda_graphs.Recording | None, str | None]:
         """Records the graph that replaces `run` for inputs of these shapes.
 
+        For a model with streams, records the graph that replaces `step`. The shape is that of the
+        seats.
+
         Returns the recording, or the reason of a failure. Returns neither for a class without
         `cuda_graph`.
         """
         if self.recorder is None:
             return None, None
         try:
+            if self.open_streams:
+                return self.recorder.record(self._step, self._step_tensors(), shapes, True), None
             tensors = (self.inputs, self.outputs)
             return self.recorder.record(self.answer, tensors, shapes, self.batched()), None
         except BaseException as error:
@@ -203,6 +207,14 @@ class Runner:
             where = f"{self.file}:{line_in(self.file, cause)}"
             what = describe(cause).splitlines()[0]
             return None, f"{where}: cannot record a CUDA graph (`cuda_graph = True`): {what}"
+
+    def _step(self, batch: Mapping[str, Any]) -> Any:
+        return self.model.step(batch["seats"])
+
+    def _step_tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns the input and the outputs of a recorded step, which has a row for each stream."""
+        rows = {name: Tensor(of.datatype, [-1, *of.shape]) for name, of in self.outputs.items()}
+        return {"seats": Tensor("INT64", [-1])}, {**rows, DONE: Tensor("BOOL", [-1])}
 
     def warmed_up(self) -> None:
         """Ends the proof. From now on, the worker serves requests."""
@@ -283,6 +295,16 @@ class Runner:
         with on(cuda):
             answers = self.open_streams.step(streams)
             return [self._stream_reply(*answer) for answer in zip(streams, answers)]
+
+    def seats(self, streams: list[int]) -> tuple[list[int], int] | None:
+        """Returns the seats of streams and the spare seat.
+
+        Returns ``None`` if the model has no seats.
+        """
+        all_streams = self.open_streams
+        if not all_streams or not all_streams.seats or all_streams.generate:
+            return None
+        return [all_streams.open_streams[stream] for stream in streams], all_streams.seats.spare
 
     def _stream_reply(self, stream: int, answer: StreamAnswer) -> Reply:
         if answer.value is END:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,16 +25,48 @@ class StreamAnswer:
         self.more = more
 
 
+TRIAL = -1
+"""The number of the stream that tries a partition."""
+
+DONE = "done"
+"""The output of a step with seats that tells which streams have ended."""
+
+
+class Seats:
+    """The numbers by which a step of a model with ``cuda_graph`` finds its streams."""
+
+    def __init__(self, count: int, device: str) -> None:
+        self.spare = count
+        """The seat of the trial stream. A recorded step also uses it for padding."""
+        self.device = device
+        self.free = list(range(count))[::-1]
+
+    def take(self, is_trial: bool) -> int:
+        """Returns a free seat."""
+        return self.spare if is_trial else self.free.pop()
+
+    def give_back(self, seat: int) -> None:
+        """Makes a seat free."""
+        if seat != self.spare:
+            self.free.append(seat)
+
+    def tensor(self, seats: list[int]) -> Any:
+        """Returns seats as a tensor on the model's device."""
+        torch = sys.modules["torch"]
+        return torch.tensor(seats, dtype=torch.int64, device=self.device)
+
+
 class Streams:
     """The open streams of a model, by number."""
 
-    def __init__(self, model: Any, watch: StepWatch) -> None:
+    def __init__(self, model: Any, watch: StepWatch, seats: Seats | None = None) -> None:
         self.model = model
         self.watch = watch
+        self.seats = seats
         self.generate: Callable[[Request], Iterator[Any]] | None = getattr(model, "generate", None)
         """The method that generates streams one by one, or ``None`` for a model with ``step``."""
         self.open_streams: dict[int, Any] = {}
-        """The generator or the state of each open stream."""
+        """The generator, the state or the seat of each open stream."""
 
     def open(self, stream: int, request: Request) -> StreamAnswer | None:
         """Opens a stream. Returns its first answer, or ``None`` if the answer needs a step."""
@@ -41,7 +74,15 @@ class Streams:
             self.open_streams[stream] = iter(self.generate(request))
             return self._next(stream)
         with self.watch.call(stream):
-            self.open_streams[stream] = self.model.start(request)
+            if not self.seats:
+                self.open_streams[stream] = self.model.start(request)
+                return None
+            seat = self.open_streams[stream] = self.seats.take(stream == TRIAL)
+            try:
+                self.model.start(request, seat)
+            except BaseException:
+                self.close(stream)
+                raise
         return None
 
     def step(self, streams: Sequence[int]) -> list[StreamAnswer]:
@@ -67,6 +108,8 @@ class Streams:
             return
         ended = self.open_streams.pop(stream)
         self.watch.forget(stream)
+        if self.seats and not self.generate:
+            self.seats.give_back(ended)
         try:
             if self.generate:
                 if hasattr(ended, "close"):
@@ -94,32 +137,48 @@ class Streams:
 
     def _step_together(self, streams: list[int]) -> dict[int, StreamAnswer]:
         try:
-            results = self._results(streams)
+            return dict(zip(streams, self._results(streams)))
         except BaseException as error:
             if len(streams) == 1:
                 return {streams[0]: StreamAnswer(error, False)}
             log_traceback()
-            # Only a step of each stream alone shows which stream is the cause.
-            return {
-                stream: answer
-                for each in streams
-                for stream, answer in self._step_together([each]).items()
-            }
-        return {
-            stream: StreamAnswer(result, self._has_more(stream, result))
-            for stream, result in zip(streams, results)
-        }
+        # Only a step of each stream alone shows which stream is the cause.
+        alone = [self._step_together([stream]) for stream in streams]
+        return {stream: answer for each in alone for stream, answer in each.items()}
 
-    def _results(self, streams: list[int]) -> Sequence[Any]:
+    def _results(self, streams: list[int]) -> list[StreamAnswer]:
         states = [self.open_streams[stream] for stream in streams]
         with self.watch.call(streams[0] if len(streams) == 1 else None):
+            if self.seats:
+                return rows(self.model.step(self.seats.tensor(states)), len(states))
             results = self.model.step(states)
         if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
             raise TypeError(f"step returned {type(results).__name__}, not a list of answers")
         if len(results) != len(states):
             raise ValueError(f"step returned {len(results)} answers for {len(states)} states")
-        return results
+        return [
+            StreamAnswer(result, has_more(result, state)) for result, state in zip(results, states)
+        ]
 
-    def _has_more(self, stream: int, result: Any) -> bool:
-        is_answer = result is not END and not isinstance(result, BaseException)
-        return is_answer and not getattr(self.open_streams[stream], "done", False)
+
+def has_more(result: Any, state: Any) -> bool:
+    """Checks whether further answers follow this result of a step."""
+    is_answer = result is not END and not isinstance(result, BaseException)
+    return is_answer and not getattr(state, "done", False)
+
+
+def rows(result: Any, streams: int) -> list[StreamAnswer]:
+    """Splits the outputs of a step with seats into the answers of its streams."""
+    if not isinstance(result, Mapping):
+        raise TypeError(f"step returned {type(result).__name__}, not a dict of tensors")
+    if DONE not in result:
+        raise KeyError(f"step returned no {DONE!r}, only {list(result)}")
+    for name, tensor in result.items():
+        if not len(tensor.shape) or tensor.shape[0] != streams:
+            raise ValueError(f"{name!r} has shape {list(tensor.shape)} for {streams} streams")
+    done = result[DONE].tolist()
+    outputs = {name: tensor for name, tensor in result.items() if name != DONE}
+    return [
+        StreamAnswer({name: tensor[row] for name, tensor in outputs.items()}, not done[row])
+        for row in range(streams)
+    ]

@@ -226,7 +226,7 @@ FAULTY = {
     "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not declare its inputs"),
     "package": ("\nimport no_such_package\n", f"{{}}:2: {sys.executable} has no package 'no_such_package'"),
     "inside": ("from no_such_package.sub import x\n", f"{{}}:1: {sys.executable} has no package 'no_such_package'"),
-    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one argument"),
+    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must be a method `infer(self, batch)`"),
     "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not declare its inputs"),
     "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
                  "    def infer(self, batch): pass\n", "{}:2: 'x' has unknown datatype 'FP31'"),

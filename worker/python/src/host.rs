@@ -14,8 +14,8 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature, StreamResult,
-    TensorData,
+    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Seats, Signature,
+    StreamResult, TensorData,
 };
 use shadowslice_worker::inputs::Inputs;
 
@@ -253,6 +253,16 @@ impl ModelHost for PythonHost {
             written.inspect_err(|_| self.close(*stream))
         };
         streams.iter().zip(replies).map(put).collect()
+    }
+
+    fn seats(&mut self, streams: &[u64]) -> Option<Seats> {
+        // The error is ignored, because `step` then reports it.
+        let reply: Option<(Vec<i64>, i64)> = self.call("seats", (streams.to_vec(),)).ok().flatten();
+        reply.map(|(seats, spare)| Seats { seats, spare })
+    }
+
+    fn end_streams(&mut self, streams: &[u64]) {
+        streams.iter().for_each(|&stream| self.close(stream));
     }
 
     fn may_need_warmup(&self) -> bool {

@@ -59,6 +59,15 @@ pub struct HostRecording {
     pub outputs: Vec<RecordedOutput>,
 }
 
+/// The seats of the streams in a recorded step.
+#[derive(Debug)]
+pub struct Seats {
+    /// The seat of each stream.
+    pub seats: Vec<i64>,
+    /// A seat that no stream uses. A recording of more streams runs on this seat, too.
+    pub spare: i64,
+}
+
 /// An output of a recording. Its bytes are contiguous on the GPU.
 #[derive(Debug)]
 pub struct RecordedOutput {
@@ -100,12 +109,21 @@ pub trait ModelHost: Debug + Send {
     ) -> Result<EngineAnswer, RunFailure>;
 
     /// Records the work that `run` does on the GPU for inputs of these shapes. A batch with these
-    /// shapes must have run before. Returns `None` if the host does not record the model.
+    /// shapes must have run before. For a model with streams, records a step instead. Its only input are the
+    /// seats of the streams, and its last output tells which streams have ended, with a byte for each.
+    /// Returns `None` if the host does not record the model.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
     /// Returns the next answer of each stream, in the same way as [`Self::run`]. An answer that does not
     /// fit into the slot fails, and leaves its room to the other answers.
     fn step(&mut self, streams: &[u64], slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Vec<StreamResult>;
+
+    /// Returns the seats of streams: the numbers by which a recorded step finds their states. Returns
+    /// `None` if the host does not record steps.
+    fn seats(&mut self, streams: &[u64]) -> Option<Seats>;
+
+    /// Ends the streams whose recorded step has given their last answer.
+    fn end_streams(&mut self, streams: &[u64]);
 
     /// Returns true if made-up input values may have caused the last failure.
     fn may_need_warmup(&self) -> bool;

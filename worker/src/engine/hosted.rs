@@ -38,6 +38,8 @@ pub struct Hosted {
     pub(super) arena: Option<ManuallyDrop<ThreadArena>>,
     pub(super) wake_proof: HostedProof,
     pub(super) gpu: Option<Arc<CudaGpu>>,
+    /// True if the model gives several answers to a request.
+    streams: bool,
 }
 
 #[derive(Debug)]
@@ -73,7 +75,8 @@ impl Hosted {
         let (recorded, seen_shapes) = (Vec::new(), Some(Vec::new()));
         let gpu = gpu.cloned();
         let wake_proof = HostedProof::Unknown;
-        let hosted = Self { recorded, seen_shapes, partitions, host, arena, wake_proof, gpu };
+        let streams = signature.streams.is_some();
+        let hosted = Self { recorded, seen_shapes, partitions, host, arena, wake_proof, gpu, streams };
         Ok((hosted, signature))
     }
 
@@ -83,20 +86,27 @@ impl Hosted {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
-        if let (Some(index), Some(gpu)) = (fitting(&self.recorded, inputs), &self.gpu) {
-            let partition = self.partition(inputs.groups())?;
-            let executable =
-                partition.map(|partition| partition.executables.get(index).ok_or_else(not_ready));
-            return self.recorded[index].run(gpu, executable.transpose()?, inputs, slot);
-        }
-        if let Some(seen_shapes) = &mut self.seen_shapes
-            && let shapes = InputShapes::of(inputs)
-            && !seen_shapes.contains(&shapes)
-        {
-            seen_shapes.push(shapes);
+        if !self.streams {
+            if let (Some(index), Some(gpu)) = (fitting(&self.recorded, inputs), &self.gpu) {
+                return self.recorded[index].run(gpu, self.executable(index, inputs.groups())?, inputs, slot);
+            }
+            self.see(InputShapes::of(inputs));
         }
         let cuda = self.stream_on(inputs.groups())?;
         self.host.run(inputs, slot, cuda)
+    }
+
+    /// Returns the executable of a recording on a partition, or `None` for the whole GPU.
+    pub(super) fn executable(&self, index: usize, groups: Groups) -> Result<Option<&Executable>, RunFailure> {
+        let partition = self.partition(groups)?;
+        partition.map(|partition| partition.executables.get(index).ok_or_else(not_ready)).transpose()
+    }
+
+    /// Remembers shapes that have run before the worker serves, so that they can be recorded.
+    fn see(&mut self, shapes: InputShapes) {
+        if let Some(seen_shapes) = self.seen_shapes.as_mut().filter(|seen| !seen.contains(&shapes)) {
+            seen_shapes.push(shapes);
+        }
     }
 
     /// Returns the CUDA stream of a partition, or `None` for the whole GPU.
@@ -176,9 +186,16 @@ impl Engine for Hosted {
     }
 
     fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Vec<StreamResult> {
+        let failed = |failure: RunFailure| step.streams.iter().map(|_| Err(failure.clone())).collect();
+        match self.replay_step(step, slot) {
+            Ok(Some(results)) => return results,
+            Ok(None) => {}
+            Err(failure) => return failed(failure),
+        }
+        self.see(InputShapes::of_step(step.streams.len()));
         match self.stream_on(step.groups) {
             Ok(cuda) => self.host.step(&step.streams, slot, cuda),
-            Err(failure) => step.streams.iter().map(|_| Err(failure.clone())).collect(),
+            Err(failure) => failed(failure),
         }
     }
 

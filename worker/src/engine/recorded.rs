@@ -4,12 +4,12 @@
 
 use std::ptr::NonNull;
 
-use shadowslice_shared::batch::RunFailure;
+use shadowslice_shared::batch::{BatchOutput, RunFailure, StreamStep};
 
 use super::fetch::{bring, fetch};
-use super::host::{HostRecording, RecordedOutput};
+use super::host::{HostRecording, RecordedOutput, Seats};
 use super::shapes::InputShapes;
-use super::{EngineAnswer, cuda_failure};
+use super::{EngineAnswer, StreamResult, cuda_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::graph::{Executable, MoveError, Recording, UploadStream};
 use crate::device::cuda::partition::PartitionStream;
@@ -85,6 +85,31 @@ impl RecordedGraph {
         Ok(EngineAnswer::complete(outputs))
     }
 
+    /// Runs a step of streams, padded to the recorded number of streams.
+    pub(super) fn step(
+        &self,
+        gpu: &CudaGpu,
+        partition: Option<&Executable>,
+        step: &StreamStep,
+        Seats { seats, spare }: &Seats,
+    ) -> Result<RecordedStep<'_>, RunFailure> {
+        let rows = self.shapes.rows() as usize;
+        let padded = seats.iter().chain(std::iter::repeat(spare)).take(rows);
+        let seats: Vec<u8> = padded.flat_map(|seat| seat.to_le_bytes()).collect();
+        let failed = |fault| cuda_failure(&fault);
+        for &place in &self.inputs {
+            // SAFETY: the buffer has space for a seat of each recorded stream. `seats` lives until the
+            // copies have ended.
+            unsafe { bring(std::iter::once(&seats[..]), place, gpu) }.map_err(failed)?;
+        }
+        gpu.start(step.slot).map_err(failed)?;
+        gpu.replay(partition.unwrap_or(&self.whole)).map_err(failed)?;
+        let mut contents = self.contents(gpu).map_err(failed)?;
+        gpu.finish(step.slot).map_err(failed)?;
+        let ended = contents.pop().unwrap_or_default();
+        Ok(RecordedStep { outputs: &self.outputs, contents, ended })
+    }
+
     /// Returns the number of rows of the recorded batch.
     pub(super) fn rows(&self) -> u32 {
         self.shapes.rows()
@@ -93,6 +118,11 @@ impl RecordedGraph {
     /// Replays the recording with the inputs that its tensors contain, and returns its outputs.
     pub(super) fn replay(&self, gpu: &CudaGpu) -> Result<Vec<Vec<u8>>, CudaError> {
         gpu.replay(&self.whole)?;
+        self.contents(gpu)
+    }
+
+    /// Waits for the end of a replay, and returns its outputs.
+    fn contents(&self, gpu: &CudaGpu) -> Result<Vec<Vec<u8>>, CudaError> {
         let rows = self.shapes.rows() as usize;
         let mut contents: Vec<_> = self.outputs.iter().map(|output| vec![0_u8; output.row * rows]).collect();
         for (output, content) in self.outputs.iter().zip(&mut contents) {
@@ -103,6 +133,36 @@ impl RecordedGraph {
         gpu.synchronize()?;
         Ok(contents)
     }
+}
+
+/// The outputs of a recorded step.
+#[derive(Debug)]
+pub(super) struct RecordedStep<'r> {
+    outputs: &'r [RecordedOutput],
+    /// The bytes of each output, for all streams.
+    contents: Vec<Vec<u8>>,
+    /// For each stream, a byte that is not 0 if the stream has ended.
+    ended: Vec<u8>,
+}
+
+impl RecordedStep<'_> {
+    /// Writes the answer of the stream in this row of the step to the slot.
+    pub(super) fn answer(&self, row: usize, slot: &mut AnswerSlot<'_>) -> StreamResult {
+        let more = self.ended.get(row) == Some(&0);
+        slot.put_stream(|slot| {
+            let outputs = self.outputs.iter().zip(&self.contents).map(|(output, content)| {
+                let bytes = &content[row * output.row..(row + 1) * output.row];
+                BatchOutput { shape: output.shape.clone(), parts: vec![slot.put(bytes)] }
+            });
+            EngineAnswer { outputs: outputs.collect(), more }
+        })
+    }
+}
+
+/// Returns the index of the smallest recording into which a step of `streams` streams fits.
+pub(super) fn fitting_step(recorded: &[RecordedGraph], streams: usize) -> Option<usize> {
+    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.shapes.rows() as usize >= streams);
+    fits.min_by_key(|(_, recorded)| recorded.shapes.rows()).map(|(index, _)| index)
 }
 
 /// Returns the index of the smallest recording into which the batch fits.

@@ -17,6 +17,11 @@ impl InputShapes {
         Self { rows: inputs.rows(), shapes: shapes.collect() }
     }
 
+    /// Returns the shape of the only input of a step of `streams` streams: a number for each stream.
+    pub(super) fn of_step(streams: usize) -> Self {
+        Self { rows: Some(u32::try_from(streams).unwrap_or(u32::MAX)), shapes: vec![Vec::new()] }
+    }
+
     pub(super) fn rows(&self) -> u32 {
         self.rows.unwrap_or(1)
     }
