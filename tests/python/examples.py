@@ -16,9 +16,12 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import openai
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from server import Server
+from streams import Stream, tensor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "configs" / "python"
 
@@ -50,6 +53,37 @@ with torch.no_grad():
     print(json.dumps(net(torch.tensor(json.load(sys.stdin))).softmax(1).tolist()))
 """
 
+# A program that generates tokens with `generate` of transformers. It reads a list of prompts as JSON and writes tokens.
+GENERATE = """
+import json, sys, torch
+from pathlib import Path
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from model import LanguageModel
+from shadowslice import Context
+model = LanguageModel()
+model.load(Context(name="direct", folder=Path(sys.argv[1]), cache=None, device="cpu"))
+prompts, count = json.load(sys.stdin)
+tokens = [model.network.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+          for prompt in prompts]
+tokens = [row[0, len(prompt):].tolist() for row, prompt in zip(tokens, prompts)]
+# The token 0 ends a text.
+print(json.dumps([row[:row.index(0) + 1] if 0 in row else row for row in tokens]))
+"""
+
+# A program that computes the vectors of texts one by one.
+EMBED = """
+import json, sys
+import numpy as np
+from pathlib import Path
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from model import Embeddings
+from shadowslice import Context
+model = Embeddings()
+model.load(Context(name="direct", folder=Path(sys.argv[1]), cache=None, device="cpu"))
+print(json.dumps([model.infer({"text": np.array([text.encode()], object)})["vector"][0].tolist()
+                  for text in json.load(sys.stdin)]))
+"""
+
 SERVER = TORCH = BFLOAT16 = None
 
 
@@ -64,6 +98,8 @@ class Examples(Server):
             if program:
                 shutil.copytree(EXAMPLES / name, folder / name)
                 subprocess.run([program, folder / name / script], check=True, timeout=120)
+        for name in ("language_model", "embeddings"):
+            shutil.copytree(EXAMPLES / name, folder / name)
         (folder / "tensors.py").write_text(TENSORS)
         return {}
 
@@ -71,10 +107,15 @@ class Examples(Server):
         models = [("irises", "scikit_learn", sys.executable)]
         if self.torch:
             models.append(("patterns", "pytorch", self.torch))
+            models.append(("embedder", "embeddings", self.torch))
         if self.bfloat16:
             models.append(("tensors", "tensors.py", self.torch))
         lines = [f"  - {{name: {name}, engine: python, path: {path}, slo: 1s, python: {{executable: {program}}}, "
                  "batch: {max: 4}, share: {initial: 20%}}" for name, path, program in models]
+        if self.torch:
+            lines.append("  - {name: language_model, engine: python, path: language_model, slo: {first: 5s, next: 1s}, "
+                         f"python: {{executable: {self.torch}}}, share: {{initial: 20%}}}}")
+            lines[2] = lines[2][:-1] + ", openai: {embeddings: {input: text, embedding: vector, prompt_tokens: tokens}}}"
         head = super().configuration({}).replace("models:\n", "workers: {environment: [PYTHONPATH]}\nmodels:\n")
         return head + "\n".join(lines) + "\n"
 
@@ -118,6 +159,40 @@ class ExamplesAnswer(unittest.TestCase):
         np.testing.assert_allclose(probability, json.loads(direct.stdout), rtol=1e-4, atol=1e-6)
         self.assertGreater(probability[0, 0], 0.9, "columns are recognised")
 
+    def direct(self, program, example, given):
+        package = Path(__file__).resolve().parents[2] / "python"
+        done = subprocess.run([TORCH, "-c", program, SERVER.folder / example, package], check=True, text=True,
+                              timeout=120, input=json.dumps(given), stdout=subprocess.PIPE)
+        return json.loads(done.stdout)
+
+    def test_streams_of_a_language_model_are_right_to_the_token(self):
+        self.need(TORCH)
+        random = np.random.default_rng(1)
+        prompts = [random.integers(1, 512, random.integers(1, 60)).tolist() for _ in range(24)]
+        streams = [Stream(SERVER) for _ in prompts]
+        for stream, prompt in zip(streams, prompts):
+            self.addCleanup(stream.close)
+            stream.ask("language_model", [tensor("prompt", np.array(prompt, np.int64), "INT64"),
+                                          tensor("max_tokens", np.int32([30]), "INT32")],
+                       enable_empty_final_response=True)
+        tokens = [[int(answer.as_numpy("token")[0]) for answer in stream.rest()] for stream in streams]
+        self.assertEqual(tokens, self.direct(GENERATE, "language_model", [prompts, 30]))
+        with self.assertRaisesRegex(InferenceServerException, "tokens must be from 0 to 511"):
+            streams[0].until_the_end("language_model", [tensor("prompt", np.int64([512]), "INT64"),
+                                                        tensor("max_tokens", np.int32([1]), "INT32")])
+
+    def test_openai_s_client_gets_the_vectors_of_texts(self):
+        self.need(TORCH)
+        texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "GPUs are shared badly, and one model rarely fills one."]
+        client = openai.OpenAI(base_url=f"http://localhost:{SERVER.http_port}/v1", api_key="none")
+        self.addCleanup(client.close)
+        reply = client.embeddings.create(model="embedder", input=texts)
+        vectors = np.array([row.embedding for row in reply.data])
+        np.testing.assert_allclose(vectors, self.direct(EMBED, "embeddings", texts), atol=1e-5)
+        self.assertGreater(vectors[0] @ vectors[1], 0.5)
+        self.assertLess(vectors[0] @ vectors[2], 0.2)
+        self.assertEqual(reply.usage.prompt_tokens, 9 + 9 + 15)
+
     def test_tensors_with_gradients_and_of_bfloat16(self):
         self.need(BFLOAT16)
         x = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -127,7 +202,8 @@ class ExamplesAnswer(unittest.TestCase):
         self.assertNotIn("not writable", SERVER.log_tail())
 
     def test_configurations_are_sound(self):
-        for name, program in {"scikit_learn": sys.executable, "pytorch": TORCH}.items():
+        programs = {"scikit_learn": sys.executable, "pytorch": TORCH, "language_model": TORCH, "embeddings": TORCH}
+        for name, program in programs.items():
             if not program:
                 continue
             configuration = SERVER.folder / name / "shadowslice.yaml"

@@ -178,6 +178,10 @@ class Stream:
     def until_the_end(self, model, inputs):
         """Sends a request, and returns all of its responses."""
         self.ask(model, inputs, enable_empty_final_response=True)
+        return self.rest()
+
+    def rest(self):
+        """Returns all further responses to a request with a final response."""
         answers = []
         while not is_final(answer := self.answer()):
             answers.append(answer)
