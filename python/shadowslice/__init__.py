@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Context", "InvalidInput", "Model", "SteppingModel", "StreamingModel", "Tensor"]
+__all__ = [
+    "PENDING",
+    "Context",
+    "InvalidInput",
+    "Model",
+    "SteppingModel",
+    "StreamingModel",
+    "Tensor",
+]
+
+PENDING = object()
+"""The response of a stream that needs another step for its next response."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +140,9 @@ class SteppingModel(Protocol):
     def step(self, states: Sequence[Any]) -> Sequence[Any]:
         """Returns the next response of each stream, in the order of `states`.
 
-        A response is a dict of arrays, ``None`` if the stream has ended, or an exception if it
-        fails. If a state has a true attribute ``done``, its response is the last one. If this
-        method raises, the worker calls it again with each state alone.
+        A response is a dict of arrays, ``None`` if the stream has ended, ``PENDING`` if it needs
+        another step for its next response, or an exception if it fails. If a state has a true
+        attribute ``done``, its response is the last one. If this method raises, the worker calls
+        it again with each state alone.
         """
         ...

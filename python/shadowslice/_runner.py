@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import (
+    PENDING,
     Context,
     InvalidInput,
     Tensor,
@@ -25,7 +26,7 @@ from . import (
 )
 from ._errors import ModelError, describe, escape_surrogates, line_in, line_of, log_traceback
 from ._step_watch import StepInterrupted, StepWatch
-from ._streams import DONE, END, TRIAL, Seats, StreamAnswer, Streams
+from ._streams import END, FLAGS, TRIAL, Seats, StreamAnswer, Streams, with_flags
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """The name, datatype and whole shape of a tensor."""
@@ -209,12 +210,13 @@ class Runner:
             return None, f"{where}: cannot record a CUDA graph (`cuda_graph = True`): {what}"
 
     def _step(self, batch: Mapping[str, Any]) -> Any:
-        return self.model.step(batch["seats"])
+        return with_flags(self.model.step(batch["seats"]))
 
     def _step_tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns the input and the outputs of a recorded step, which has a row for each stream."""
         rows = {name: Tensor(of.datatype, [-1, *of.shape]) for name, of in self.outputs.items()}
-        return {"seats": Tensor("INT64", [-1])}, {**rows, DONE: Tensor("BOOL", [-1])}
+        flags = {name: Tensor("BOOL", [-1]) for name in FLAGS}
+        return {"seats": Tensor("INT64", [-1])}, {**rows, **flags}
 
     def warmed_up(self) -> None:
         """Ends the proof. From now on, the worker serves requests."""
@@ -311,6 +313,8 @@ class Runner:
             # The values of the inputs may also be the reason why a stream has no responses.
             self.may_be_values = True
             return ([], [], False), False, ""
+        if answer.value is PENDING:
+            return NOT_ANSWERED_YET
         try:
             if isinstance(answer.value, BaseException):
                 raise answer.value

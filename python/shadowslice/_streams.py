@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from . import PENDING
 from ._errors import log_traceback
 from ._step_watch import StepWatch
 
@@ -16,9 +17,12 @@ Request: TypeAlias = dict[str, np.ndarray]
 END = None
 """The answer of a stream that has ended without another answer."""
 
+FLAGS = ("done", "pending")
+"""The outputs of a step with seats that tell which streams have ended or have no answer yet."""
+
 
 class StreamAnswer:
-    """The answer of one stream in a step: outputs, `END`, or an exception."""
+    """The answer of one stream in a step: outputs, `END`, `PENDING` or an exception."""
 
     def __init__(self, value: Any, more: bool) -> None:
         self.value = value
@@ -27,9 +31,6 @@ class StreamAnswer:
 
 TRIAL = -1
 """The number of the stream that tries a partition."""
-
-DONE = "done"
-"""The output of a step with seats that tells which streams have ended."""
 
 
 class Seats:
@@ -163,22 +164,31 @@ class Streams:
 
 def has_more(result: Any, state: Any) -> bool:
     """Checks whether further answers follow this result of a step."""
-    is_answer = result is not END and not isinstance(result, BaseException)
-    return is_answer and not getattr(state, "done", False)
+    if result is END or isinstance(result, BaseException):
+        return False
+    return result is PENDING or not getattr(state, "done", False)
 
 
 def rows(result: Any, streams: int) -> list[StreamAnswer]:
     """Splits the outputs of a step with seats into the answers of its streams."""
-    if not isinstance(result, Mapping):
-        raise TypeError(f"step returned {type(result).__name__}, not a dict of tensors")
-    if DONE not in result:
-        raise KeyError(f"step returned no {DONE!r}, only {list(result)}")
-    for name, tensor in result.items():
+    whole = with_flags(result)
+    for name, tensor in whole.items():
         if not len(tensor.shape) or tensor.shape[0] != streams:
             raise ValueError(f"{name!r} has shape {list(tensor.shape)} for {streams} streams")
-    done = result[DONE].tolist()
-    outputs = {name: tensor for name, tensor in result.items() if name != DONE}
+    done, pending = (whole.pop(name).tolist() for name in FLAGS)
     return [
-        StreamAnswer({name: tensor[row] for name, tensor in outputs.items()}, not done[row])
-        for row in range(streams)
+        StreamAnswer(
+            PENDING if waits else {name: tensor[row] for name, tensor in whole.items()}, not ends
+        )
+        for row, (ends, waits) in enumerate(zip(done, pending))
     ]
+
+
+def with_flags(result: Any) -> dict[str, Any]:
+    """Returns the outputs of a step with seats, with both flags."""
+    if not isinstance(result, Mapping):
+        raise TypeError(f"step returned {type(result).__name__}, not a dict of tensors")
+    if "done" not in result:
+        raise KeyError(f"step returned no 'done', only {list(result)}")
+    nothing = sys.modules["torch"].zeros_like(result["done"])
+    return {"pending": nothing, **result}

@@ -180,7 +180,7 @@ pub struct StepAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamAnswer {
     /// The outputs, each with one part, or the reason why the stream failed. The list of outputs is empty
-    /// if the stream ended without another answer.
+    /// if the stream ended without another answer, or needs more steps for its next answer.
     pub result: Result<Vec<BatchOutput>, RunFailure>,
     /// True if the stream has more answers. A stream without more answers has ended.
     pub more: bool,

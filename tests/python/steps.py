@@ -23,13 +23,14 @@ from streams import Stream, tensor
 COUNTER = """
 import os, queue, threading, time
 import numpy as np
-from shadowslice import InvalidInput, Tensor
+from shadowslice import PENDING, InvalidInput, Tensor
 
 STEP = 0.002
 
 class State:
     def __init__(self, count, fault):
-        self.count, self.fault, self.n, self.done, self.queue = count, fault, 0, False, queue.Queue()
+        self.count, self.fault, self.n, self.done, self.waits = count, fault, 0, False, False
+        self.queue = queue.Queue()
         if fault == "thread":
             threading.Thread(target=self.fail).start()
 
@@ -83,6 +84,9 @@ class Steps:
 
     def answer(self, state, together):
         n = state.n
+        state.waits = state.fault == "slow" and not state.waits
+        if state.waits:
+            return PENDING
         state.n += 1
         if state.fault == "shape" and n == 3:
             return {"n": np.zeros(3, np.int32), "together": np.zeros(1, np.int32)}
@@ -195,6 +199,10 @@ class Steps(TestCase):
             answers = self.until_the_end(stream, count)
             self.assertEqual([counted(answer) for answer in answers], list(range(count)))
         self.assertEqual(self.until_the_end(stream, 0), [], "a stream without answers")
+
+    def test_an_answer_can_need_several_steps(self):
+        answers = self.until_the_end(self.stream(), 20, "slow")
+        self.assertEqual([counted(answer) for answer in answers], list(range(20)))
 
     def test_all_streams_advance_in_one_step(self):
         stream = self.stream()

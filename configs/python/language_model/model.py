@@ -1,5 +1,8 @@
 """A language model of transformers that generates the tokens of all its streams in one step.
 
+A step reads up to `CHUNK` tokens of each prompt beside the last token of the other streams, so a long
+prompt delays no other stream.
+
 The weights are random, so the tokens have no meaning. To serve trained weights, create the network
 with `GPT2LMHeadModel.from_pretrained` in `load`.
 """
@@ -14,6 +17,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from shadowslice import Context, InvalidInput, Tensor
 
 
+CHUNK = 8  # tokens of a prompt in one step
+
+
 class LanguageModel:
     """Continues a prompt with the most probable tokens."""
 
@@ -22,6 +28,8 @@ class LanguageModel:
     streams = 32
     # On a GPU, the worker records `step` for 1, 2, 4, ... streams as a CUDA graph.
     cuda_graph = True
+    # In half precision, rounding decides between tokens that are about equally probable.
+    deterministic = False
 
     def load(self, context: Context) -> None:
         """Creates the network, and a static cache with a seat for each stream and a spare one."""
@@ -29,46 +37,47 @@ class LanguageModel:
         torch.manual_seed(0)
         network = GPT2LMHeadModel(self.config).eval().requires_grad_(False).to(context.device)
         self.network = network.half() if context.device == "cuda" else network
-        self.device, dtype = context.device, self.network.dtype
         seats, length, heads = self.streams + 1, self.config.n_positions, self.config.n_head
         cache = (2, self.config.n_layer, seats, heads, length, self.config.n_embd // heads)
-        self.cache = torch.zeros(cache, dtype=dtype, device=self.device)
-        # The last token of each stream, its position, and the number of tokens that are left.
-        self.token, self.position, self.left = torch.zeros(
-            (3, seats), dtype=torch.int64, device=self.device
-        )
-        self.places = torch.arange(length, device=self.device)
+        self.cache = torch.zeros(cache, dtype=self.network.dtype, device=context.device)
+        self.text = torch.zeros((seats, length), dtype=torch.int64, device=context.device)
+        # Of each stream: the tokens in `text`, those in the cache, and those still to generate.
+        self.known, self.read, self.left = torch.zeros((3, seats), dtype=torch.int64, device=context.device)
+        self.places = torch.arange(length, device=context.device)
 
     def warmup(self) -> dict[str, np.ndarray]:
         """Returns a prompt for the proof."""
-        return {"prompt": np.arange(1, 9), "max_tokens": np.array([8], np.int32)}
+        return {"prompt": np.arange(1, 13), "max_tokens": np.array([8], np.int32)}
 
-    @torch.inference_mode()
     def start(self, request: dict[str, np.ndarray], seat: int) -> None:
-        """Reads the prompt except for its last token, which the first step reads."""
+        """Stores the prompt, which the next steps read."""
         prompt, left = request["prompt"], int(request["max_tokens"][0])
         longest = self.config.n_positions - left
-        if not 0 < len(prompt) <= longest:
+        if left < 1 or not 0 < len(prompt) <= longest:
             raise InvalidInput(f"the prompt has {len(prompt)} tokens; send 1 to {longest}")
-        if left < 1 or prompt.min() < 0 or prompt.max() >= self.config.vocab_size:
+        if prompt.min() < 0 or prompt.max() >= self.config.vocab_size:
             raise InvalidInput(f"tokens must be from 0 to {self.config.vocab_size - 1}")
-        tokens = torch.from_numpy(prompt).to(self.device)[None]
-        if len(prompt) > 1:
-            self.hidden(tokens[:, :-1], torch.tensor([seat], device=self.device), self.places[None, : len(prompt) - 1])
-        self.token[seat], self.position[seat], self.left[seat] = tokens[0, -1], len(prompt) - 1, left
+        self.text[seat, : len(prompt)] = torch.from_numpy(prompt)
+        self.known[seat], self.read[seat], self.left[seat] = len(prompt), 0, left
 
     @torch.inference_mode()
     def step(self, seats: Torch) -> dict[str, Torch]:
-        """Returns the next token of each stream."""
-        position = self.position[seats]
-        hidden = self.hidden(self.token[seats][:, None], seats, position[:, None])
-        token = self.network.lm_head(hidden[:, -1]).argmax(-1)
-        left = self.left[seats] - 1
-        self.token[seats] = token
-        # A recorded step also runs on the spare seat, whose position must stay in the cache.
-        self.position[seats] = (position + 1).clamp(max=len(self.places) - 1)
-        self.left[seats] = left
-        return {"token": token[:, None], "done": (left <= 0) | (token == self.config.eos_token_id)}
+        """Reads the next tokens of each stream, and returns a new one if all of them are read."""
+        known, read, left = self.known[seats], self.read[seats], self.left[seats]
+        # A recorded step also runs on the spare seat, whose positions must stay in the cache.
+        last = len(self.places) - 1
+        positions = (read[:, None] + self.places[:CHUNK]).clamp(max=last)
+        hidden = self.hidden(self.text[seats[:, None], positions], seats, positions)
+        count = (known - read).clamp(0, CHUNK)
+        rows = torch.arange(len(seats), device=seats.device)
+        token = self.network.lm_head(hidden[rows, (count - 1).clamp(min=0)]).argmax(-1)
+        is_new = read + count == known
+        self.text[seats, known] = token
+        self.known[seats] = (known + is_new).clamp(max=last)
+        self.read[seats] = read + count
+        self.left[seats] = left - is_new.long()
+        done = is_new & ((left <= 1) | (token == self.config.eos_token_id))
+        return {"token": token[:, None], "done": done, "pending": ~is_new}
 
     def hidden(self, tokens: Torch, seats: Torch, positions: Torch) -> Torch:
         """Runs the network on tokens at these positions of their streams (seats x tokens)."""

@@ -110,8 +110,9 @@ pub trait ModelHost: Debug + Send {
 
     /// Records the work that `run` does on the GPU for inputs of these shapes. A batch with these
     /// shapes must have run before. For a model with streams, records a step instead. Its only input are the
-    /// seats of the streams, and its last output tells which streams have ended, with a byte for each.
-    /// Returns `None` if the host does not record the model.
+    /// seats of the streams. Its last two outputs have a byte for each stream: not 0 if the stream has ended,
+    /// and not 0 if its next answer needs another step. Returns `None` if the host does not record the
+    /// model.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
     /// Returns the next answer of each stream, in the same way as [`Self::run`]. An answer that does not

@@ -230,8 +230,8 @@ impl Signature {
 /// An engine's answer to a batch, or one answer of several in a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
-    /// The outputs. The list is empty if a stream ended without another answer, or if a batch opened a
-    /// stream whose first answer needs a step.
+    /// The outputs. The list is empty if a stream ended without another answer, or if its next answer needs
+    /// another step.
     pub outputs: Vec<BatchOutput>,
     /// True if more answers of the same stream follow.
     pub more: bool,

@@ -106,8 +106,8 @@ impl RecordedGraph {
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(failed)?;
         let mut contents = self.contents(gpu).map_err(failed)?;
         gpu.finish(step.slot).map_err(failed)?;
-        let ended = contents.pop().unwrap_or_default();
-        Ok(RecordedStep { outputs: &self.outputs, contents, ended })
+        let (pending, ended) = (contents.pop().unwrap_or_default(), contents.pop().unwrap_or_default());
+        Ok(RecordedStep { outputs: &self.outputs, contents, ended, pending })
     }
 
     /// Returns the number of rows of the recorded batch.
@@ -143,12 +143,17 @@ pub(super) struct RecordedStep<'r> {
     contents: Vec<Vec<u8>>,
     /// For each stream, a byte that is not 0 if the stream has ended.
     ended: Vec<u8>,
+    /// For each stream, a byte that is not 0 if its next answer needs another step.
+    pending: Vec<u8>,
 }
 
 impl RecordedStep<'_> {
     /// Writes the answer of the stream in this row of the step to the slot.
     pub(super) fn answer(&self, row: usize, slot: &mut AnswerSlot<'_>) -> StreamResult {
         let more = self.ended.get(row) == Some(&0);
+        if more && self.pending.get(row) != Some(&0) {
+            return Ok(EngineAnswer { outputs: Vec::new(), more });
+        }
         slot.put_stream(|slot| {
             let outputs = self.outputs.iter().zip(&self.contents).map(|(output, content)| {
                 let bytes = &content[row * output.row..(row + 1) * output.row];

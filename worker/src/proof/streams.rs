@@ -18,6 +18,9 @@ use crate::inputs::Inputs;
 /// because the first answer needs other kernels than the answers after it.
 const MAX_PROVEN_ANSWERS: usize = 4;
 
+/// The maximum number of steps for these answers. The prompt of the proof may need several steps.
+const MAX_PROOF_STEPS: usize = 1024;
+
 /// A stream of the proof.
 #[derive(Debug)]
 struct ProofStream {
@@ -53,7 +56,13 @@ impl Prover<'_> {
                 took = took.min(since(begun_ns));
             }
         }
+        let mut steps = 0;
         while streams.iter().any(ProofStream::is_next) {
+            steps += 1;
+            if steps > MAX_PROOF_STEPS {
+                let why = format!("{MAX_PROOF_STEPS} steps gave fewer than {MAX_PROVEN_ANSWERS} answers");
+                return Err(BootRefusal::WarmUp { size: run.size, why });
+            }
             let begun_ns = now_ns();
             let is_whole = self.step_streams(run, &mut streams)?;
             if limits.per_step > 1 && is_whole {

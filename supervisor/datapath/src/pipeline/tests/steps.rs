@@ -186,3 +186,31 @@ async fn a_full_worker_makes_requests_wait_until_their_deadline() {
     drop(open);
     assert!(matches!(&failure, RequestFailure::Unavailable(_)), "{failure:?}");
 }
+
+#[tokio::test]
+async fn an_answer_that_needs_several_steps_comes_with_the_last_one() {
+    let stage = stepping();
+    let worker = stage.enter(1);
+    let reply = request(&stage);
+    let opened = worker.start().await;
+    let not_yet = || vec![StreamAnswer { result: Ok(Vec::new()), more: true }];
+    for _ in 0..3 {
+        let step = worker.step().await;
+        assert_eq!(step.streams, [opened]);
+        worker.stepped(step.id, not_yet());
+    }
+    assert_eq!(worker.advance(1).await, [opened]);
+    let mut answers = reply.await.unwrap().unwrap();
+    worker.stepped(worker.step().await.id, not_yet());
+    assert_eq!(worker.advance(2).await, [opened]);
+    assert_eq!((next_number(&mut answers).await, next_number(&mut answers).await), (1, 2));
+    worker.stepped(worker.step().await.id, not_yet());
+    drop(answers);
+    loop {
+        match worker.command().await {
+            Command::Next(step) => worker.stepped(step.id, not_yet()),
+            Command::Close(stream) => break assert_eq!(stream, opened),
+            other => panic!("{other:?}"),
+        }
+    }
+}

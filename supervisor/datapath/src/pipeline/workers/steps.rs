@@ -114,9 +114,6 @@ impl LaneReader {
         let outputs = streams.iter().filter_map(|stream| stream.result.as_ref().ok()).flatten();
         answer::check_lengths(&self.slab, outputs)?;
         let of_stream = |(stream, request): (&StreamAnswer, &WaitingRequest)| match &stream.result {
-            Ok(outputs) if outputs.is_empty() && stream.more => {
-                Err("the worker gave no answer, but announced further ones".to_owned())
-            }
             Ok(outputs) => {
                 let request = std::slice::from_ref(request);
                 let split = answer::split(&self.metadata, &self.slab, (outputs, stream.more), request)?;
@@ -137,6 +134,15 @@ impl LaneReader {
         StepTimes { sent, took, now }: StepTimes,
     ) -> Option<(WaitingRequest, Result<WorkerAnswer, RequestFailure>)> {
         let has_failed = answer.is_err();
+        if more && answer.as_ref().is_ok_and(Vec::is_empty) {
+            // The next answer needs another step. A client that has left has closed its stream.
+            if !request.item.claim.is_taken()
+                && let Err(request) = state.scheduler.queue_step(self.worker, request)
+            {
+                state.put_back(vec![request], now);
+            }
+            return None;
+        }
         if !more && !has_failed {
             state.quarantine.lift(&request.item.memory);
         }
