@@ -98,7 +98,7 @@ class Examples(Server):
             if program:
                 shutil.copytree(EXAMPLES / name, folder / name)
                 subprocess.run([program, folder / name / script], check=True, timeout=120)
-        for name in ("language_model", "embeddings"):
+        for name in ("language_model", "embeddings", "streamer"):
             shutil.copytree(EXAMPLES / name, folder / name)
         (folder / "tensors.py").write_text(TENSORS)
         return {}
@@ -115,6 +115,9 @@ class Examples(Server):
         if self.torch:
             lines.append("  - {name: language_model, engine: python, path: language_model, slo: {first: 5s, next: 1s}, "
                          f"python: {{executable: {self.torch}}}, share: {{initial: 20%}}}}")
+            lines.append(f"  - {{name: streamer, engine: python, path: streamer, slo: 5s, python: {{executable: {self.torch}}}, "
+                         "share: {initial: 20%}, openai: {completions: {prompt: prompt, text: text, "
+                         "fields: {max_tokens: {input: max_tokens, default: 16}}}}}")
             lines[2] = lines[2][:-1] + ", openai: {embeddings: {input: text, embedding: vector, prompt_tokens: tokens}}}"
         head = super().configuration({}).replace("models:\n", "workers: {environment: [PYTHONPATH]}\nmodels:\n")
         return head + "\n".join(lines) + "\n"
@@ -181,6 +184,21 @@ class ExamplesAnswer(unittest.TestCase):
             streams[0].until_the_end("language_model", [tensor("prompt", np.int64([512]), "INT64"),
                                                         tensor("max_tokens", np.int32([1]), "INT32")])
 
+    def test_the_thread_of_a_streamer_fails_alone_and_its_client_gets_the_exception(self):
+        self.need(TORCH)
+        client = openai.OpenAI(base_url=f"http://localhost:{SERVER.http_port}/v1", api_key="none", max_retries=0)
+        self.addCleanup(client.close)
+        whole = client.completions.create(model="streamer", prompt="GPU sharing is", max_tokens=40).choices[0].text
+        self.assertGreater(len(whole.split()), 10)
+        # The network has 1,024 positions, so its thread raises after them.
+        failing = client.completions.create(model="streamer", prompt="GPU sharing is", max_tokens=2000, stream=True)
+        pieces = [next(failing).choices[0].text]
+        events = client.completions.create(model="streamer", prompt="GPU sharing is", max_tokens=40, stream=True)
+        self.assertEqual("".join(event.choices[0].text for event in events), whole)
+        with self.assertRaisesRegex(openai.APIError, "IndexError: index out of range"):
+            pieces.extend(event.choices[0].text for event in failing)
+        self.assertTrue("".join(pieces).startswith(whole[:-1]))
+
     def test_openai_s_client_gets_the_vectors_of_texts(self):
         self.need(TORCH)
         texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "GPUs are shared badly, and one model rarely fills one."]
@@ -202,7 +220,8 @@ class ExamplesAnswer(unittest.TestCase):
         self.assertNotIn("not writable", SERVER.log_tail())
 
     def test_configurations_are_sound(self):
-        programs = {"scikit_learn": sys.executable, "pytorch": TORCH, "language_model": TORCH, "embeddings": TORCH}
+        programs = {"scikit_learn": sys.executable, "pytorch": TORCH, "language_model": TORCH, "embeddings": TORCH,
+                    "streamer": TORCH}
         for name, program in programs.items():
             if not program:
                 continue
