@@ -112,11 +112,12 @@ class Streams:
         if self.seats and not self.generate:
             self.seats.give_back(ended)
         try:
-            if self.generate:
-                if hasattr(ended, "close"):
-                    ended.close()
-            elif hasattr(self.model, "end"):
-                self.model.end(ended)
+            with self.watch.call(stream):
+                if self.generate:
+                    if hasattr(ended, "close"):
+                        ended.close()
+                elif hasattr(self.model, "end"):
+                    self.model.end(ended)
         except BaseException:
             log_traceback()
 

@@ -4,12 +4,15 @@
 Usage: steps.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
 import unittest
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +155,7 @@ class Models(streams.Models):
             "gpus: [{device: emulated, sms: 132}]",
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
+            "timeouts: {spawn: 60s}",
             self.more,
             "models:",
             f"  - {{path: steps.py, slo: {{first: 1s, next: 100ms}}, {python}, handover: shadow}}",
@@ -324,6 +328,71 @@ class Steps(TestCase):
                 break
         self.assertIn("these inputs", str(caught.exception))
         self.assertEqual(len(self.until_the_end(self.stream(), 5)), 5)
+
+
+def by_events(count):
+    """Returns the numbers of a stream of server-sent events, and its error, if any."""
+    body = json.dumps({"count": count, "fault": ""}).encode()
+    url = f"http://localhost:{SERVER.http_port}/v2/models/steps/generate_stream"
+    numbers = []
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=TIMEOUT) as answer:
+            for line in answer:
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return numbers, event["error"]
+                    numbers.append(event["n"])
+    except urllib.error.HTTPError as error:
+        return numbers, error.read().decode()
+    return numbers, None
+
+
+def by_grpc(stream, count):
+    """Returns the numbers of a stream of gRPC, and its error, if any."""
+    stream.ask("steps", request(count), enable_empty_final_response=True)
+    numbers = []
+    while True:
+        result, error = stream.came.get(timeout=TIMEOUT)
+        if error is not None:
+            return numbers, str(error)
+        if streams.is_final(result):
+            return numbers, None
+        numbers.append(counted(result))
+
+
+class Endurance(TestCase):
+    def test_a_thousand_streams_through_kills_and_resizes_are_right_or_broken_by_a_kill(self):
+        kills, outcomes, left = 4, [], iter(range(1000))
+        lock = threading.Lock()
+
+        def client(seed):
+            random = np.random.default_rng(seed)
+            stream = self.stream()
+            while True:
+                with lock:
+                    if next(left, None) is None:
+                        return
+                count = int(random.integers(1, 80))
+                numbers, error = by_events(count) if seed % 2 else by_grpc(stream, count)
+                with lock:
+                    outcomes.append((count, numbers, error))
+
+        clients = [threading.Thread(target=client, args=(seed,)) for seed in range(STREAMS)]
+        [thread.start() for thread in clients]
+        for part in range(1, kills + 1):
+            SERVER.command("resize", "steps", str(25 + 5 * part))
+            wait_until(lambda: len(outcomes) >= part * 1000 / (kills + 1))
+            wait_until(lambda: SERVER.worker("steps"))
+            os.kill(SERVER.worker("steps"), signal.SIGKILL)
+        [thread.join() for thread in clients]
+        self.assertEqual(len(outcomes), 1000)
+        broken = [error for count, numbers, error in outcomes if error is not None]
+        for count, numbers, error in outcomes:
+            self.assertEqual(numbers, list(range(count if error is None else len(numbers))))
+        for error in broken:
+            self.assertRegex(error, "send the request again|died while computing")
+        self.assertLessEqual(len(broken), kills * STREAMS)
 
 
 class Threads(TestCase):

@@ -67,6 +67,9 @@ pub struct ModelPlan {
     /// The pauses of the model's batches for other models since the start, as text.
     #[serde(default)]
     pub paused: Option<String>,
+    /// The streams of the model, as text.
+    #[serde(default)]
+    pub streams: Option<String>,
 }
 
 /// The admission and batching of a model's requests.
@@ -170,6 +173,7 @@ impl ModelPlan {
             recent: decision.recent.into(),
             overload: None,
             paused: None,
+            streams: None,
         }
     }
 }

@@ -26,6 +26,7 @@ pub use preemption::{PreemptedFor, PreemptionStatus};
 pub use sleep::SleepStatus;
 pub(crate) use sleep::sleep_note;
 pub use streams::StreamStatus;
+pub(crate) use streams::streams;
 pub use tenants::TenantStatus;
 pub(crate) use tenants::of_tenants;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};

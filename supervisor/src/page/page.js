@@ -150,6 +150,7 @@ function drawTable(models, shown) {
     name.append(swatch(colours.get(model.name)), model.name);
     const state = element("td", model.state);
     if (model.why) state.append(element("span", model.why, "why"));
+    if (model.streams) state.append(element("span", model.streams, "why"));
     row.append(name, state);
     const inside = model.mechanism === "in-process" ? "inside" : model.mechanism;
     const ms = (value) => (value === undefined ? "-" : short(value));

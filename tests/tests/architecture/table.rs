@@ -239,14 +239,14 @@ pub(crate) const MAX_LINES: usize = 500;
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
     ("shared", 1950),
-    ("worker", 8850),
+    ("worker", 8950),
     ("worker/python", 300),
     ("supervisor", 2350),
     ("supervisor/config", 4250),
     ("supervisor/control", 10450),
     ("supervisor/datapath", 6450),
     ("supervisor/ingress", 8500),
-    ("supervisor/operations", 6800),
+    ("supervisor/operations", 6850),
     ("supervisor/policy", 7600),
     ("supervisor/succession", 600),
 ];

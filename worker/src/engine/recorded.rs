@@ -141,9 +141,9 @@ pub(super) struct RecordedStep<'r> {
     outputs: &'r [RecordedOutput],
     /// The bytes of each output, for all streams.
     contents: Vec<Vec<u8>>,
-    /// For each stream, a byte that is not 0 if the stream has ended.
+    /// The byte of each stream, which is not 0 if the stream has ended.
     ended: Vec<u8>,
-    /// For each stream, a byte that is not 0 if its next answer needs another step.
+    /// The byte of each stream, which is not 0 if its next answer needs another step.
     pending: Vec<u8>,
 }
 

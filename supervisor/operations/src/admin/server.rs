@@ -93,6 +93,7 @@ impl AdminContext {
             plan.overload =
                 served.and_then(|served| Needs::of(served, &watched).overload(&served.pipeline.rates()));
             plan.paused = served.and_then(|served| status::pauses(&served.pipeline));
+            plan.streams = served.and_then(status::streams);
         }
         plan
     }

@@ -8,7 +8,7 @@ use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
 use super::usage::HourlyUsage;
-use crate::status::{GpuStatus, HostStatus, ModelStatus, sleep_note};
+use crate::status::{GpuStatus, HostStatus, ModelStatus, StreamStatus, sleep_note};
 use shadowslice_control::controller::Mechanism;
 use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
@@ -93,6 +93,9 @@ pub struct ModelSample {
     pub(crate) hour_percent: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
+    /// The streams of the model, as text.
+    #[serde(skip_serializing_if = "is_nothing")]
+    streams: Option<String>,
 }
 
 fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
@@ -221,6 +224,7 @@ impl ModelSample {
             rate: model.rates.map_or(0.0, |rates| round(rates.requests)),
             refusals: model.rates.map_or(0.0, |rates| round(rates.refused)),
             hour_percent: 0.0,
+            streams: model.streams.as_ref().and_then(StreamStatus::text),
             why: model.why.clone().or(overload).or_else(|| sleep_note(model).filter(|_| model.sleeps())),
         }
     }

@@ -269,7 +269,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
     // Few models stream.
-    let (stream_gaps, is_streaming) = (latency.clone(), index < 4);
+    let (stream_gaps, is_streaming) = (latency.clone(), index < 2);
     let streams = StreamStatus { open: 12, attainment: Some(0.987_654), ..StreamStatus::default() };
     model.status.streams = is_streaming.then_some(streams);
     let latency = latency.clone();

@@ -38,6 +38,9 @@ pub(crate) fn why(model: &ModelPlan) -> String {
     if let Some(paused) = &model.paused {
         text.push_str(&format!("; {paused}"));
     }
+    if let Some(streams) = &model.streams {
+        text.push_str(&format!("; {streams}"));
+    }
     if model.held {
         text.push_str("; held");
     }
@@ -129,6 +132,7 @@ mod tests {
             recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
             overload: None,
             paused: None,
+            streams: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::sleep::sleep_notes;
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
-use super::{HostStatus, ModelStatus, SupervisorStatus, gpus, tenants};
+use super::{HostStatus, ModelStatus, StreamStatus, SupervisorStatus, gpus, tenants};
 use crate::figures;
 use crate::plan::ModelPlan;
 use shadowslice_control::controller::{ChangeCause, HandoverReport, ReportedState};
@@ -93,7 +93,9 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     let held = model
         .held
         .then(|| format!("{name} is held at {}% until `shadowslice release {name}`", model.share_percent));
-    [why, overload, stalled, files, no_change, batches, malformed, no_standby, held]
+    let streams = model.streams.as_ref().and_then(StreamStatus::text);
+    let streams = streams.map(|text| format!("{name}: {text}"));
+    [why, overload, stalled, files, no_change, batches, malformed, no_standby, held, streams]
         .into_iter()
         .flatten()
         .collect()
