@@ -35,7 +35,7 @@ impl Needs {
     pub(super) fn from_profile(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
         let execution = model.profile.as_ref().map(|profile| &profile.execution);
         let (shadow, memory) = profile_memory(model).unzip();
-        Self::with(model, gpu, execution, 0.0, (memory, shadow))
+        Self::with(model, gpu, execution, load_of(model, 0.0), (memory, shadow))
     }
 
     /// Returns the needs of a model that runs. `gpus` are the driver's readings.
@@ -58,7 +58,16 @@ impl Needs {
             None => observed_memory(&report, reading).or_else(|| profile_memory(model)),
         };
         let (shadow, memory) = memory.unzip();
-        let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));
+        let load = match seen.streams.filter(|streams| streams.limits.per_step > 1) {
+            // A step computes an answer of each of its streams.
+            Some(streams) => CopyLoad {
+                slo: model.slo.next.unwrap_or(model.slo.latency),
+                rate: rate + streams.answers_per_s,
+                max_batch: streams.limits.per_step,
+            },
+            None => load_of(model, rate),
+        };
+        let needs = Self::with(model, &**gpu, observed.as_ref(), load, (memory, shadow));
         Self { capacity: needs.capacity.map(|most| most / rows), ..needs }
     }
 
@@ -66,10 +75,9 @@ impl Needs {
         model: &ModelConfig,
         gpu: &dyn GpuBackend,
         execution: Option<&Execution>,
-        rate: f64,
+        load: CopyLoad,
         (memory, shadow): (Option<u64>, Option<u64>),
     ) -> Self {
-        let load = CopyLoad { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) };
         let sms =
             execution.map(|execution| placement::sm_requirement(execution, gpu.sms(Percent::WHOLE), &load));
         let boundless = CopyLoad { rate: f64::INFINITY, ..load };
@@ -81,7 +89,7 @@ impl Needs {
         };
         let busy = sms.as_ref().and_then(|need| need.as_ref().ok()).map_or(1.0, |need| need.busy);
         let bandwidth = model.profile.as_ref().map_or(0.0, |profile| profile.bandwidth * busy);
-        Self { sms, rate, capacity, memory, shadow, bandwidth }
+        Self { sms, rate: load.rate, capacity, memory, shadow, bandwidth }
     }
 
     /// Returns why no share would do: more requests arrive than a copy answers.
@@ -112,6 +120,11 @@ impl Needs {
         let (memory, shadow) = (self.memory.unwrap_or(0), self.shadow.unwrap_or(0));
         Share { sms: sms.max(gpu.sms(model.share.min)), memory, shadow, bandwidth: self.bandwidth }
     }
+}
+
+/// Returns the load of a copy that gets `rate` rows per second.
+fn load_of(model: &ModelConfig, rate: f64) -> CopyLoad {
+    CopyLoad { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) }
 }
 
 /// Times at one number of SMs: with fewer a batch takes longer in proportion, with more as long.

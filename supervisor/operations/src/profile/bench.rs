@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, PartitionReply, WorkerMessage,
-    decode, encode,
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, PartitionReply, StreamStep,
+    WorkerMessage, decode, encode,
 };
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, LoadedModel, PartitionSpec, WarmUp, WarmUpReport, WorkerPurpose,
@@ -188,7 +188,7 @@ impl Bench<'_> {
         let plan = warm_up(self.model, None, loaded).map_err(|refusal| refused(&refusal))?;
         let mut ms = Vec::with_capacity(plan.sizes.len());
         for &size in &plan.sizes {
-            ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
+            ms.push((size, self.time(socket, loaded, &plan, (size, groups)).await?));
         }
         let shown = ms.iter().map(|&(size, ms)| (size, rounding::round(ms))).collect::<BTreeMap<_, _>>();
         tracing::info!(sms = sms.0, ms = ?shown, "measured the execution time of each batch size");
@@ -259,19 +259,25 @@ impl Bench<'_> {
         Ok(WarmWorker { worker, events: event_rx, loaded, warmed })
     }
 
-    /// Measures the median execution time of a batch size, in ms.
+    /// Measures the median execution time of a batch size, in ms. If streams advance together, the size is
+    /// the number of streams in a step.
     async fn time(
         &self,
         socket: &BatchSocket,
-        inputs: &[TensorSpec],
+        loaded: &LoadedModel,
         plan: &WarmUp,
         (size, groups): (u32, Groups),
     ) -> Result<f64, BenchError> {
         let begun = Instant::now();
         let mut times = Vec::with_capacity(self.runs as usize);
         for run in 0..self.runs * 2 {
-            let batch = Batch { groups, ..self.batch(inputs, plan, size, run)? };
-            let execution_us = execute(socket, &batch).await?;
+            let steps = loaded.streams.is_some_and(|streams| streams.per_step > 1);
+            let rows = if steps { 1 } else { size };
+            let batch = Batch { groups, ..self.batch(&loaded.inputs, plan, rows, run)? };
+            let execution_us = match steps {
+                true => execute_step(socket, &batch, size).await?,
+                false => execute(socket, &batch).await?,
+            };
             if run >= self.runs || begun.elapsed() > self.time_limit / 2 {
                 times.push(execution_us);
             }
@@ -396,21 +402,42 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
         WorkerMessage::Prepared(PartitionReply { result, .. }) => result.map_err(BenchError::NoPartitions),
-        _ => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
+        _ => Err(unexpected()),
     }
 }
 
 /// Runs a batch and returns its execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
-    let WorkerMessage::Answer(answer) = report(socket).await? else {
-        return Err(BenchError::Ended("the worker reported an unexpected partition".to_owned()));
-    };
+    let WorkerMessage::Answer(answer) = report(socket).await? else { return Err(unexpected()) };
     answer.result.map_err(|failure| refused(&failure))?;
     if answer.more {
         command(socket, &Command::Close(batch.id))?;
     }
     Ok(answer.execution_us)
+}
+
+/// Opens `streams` streams with the inputs of a batch, advances all of them in a step, and closes them.
+/// Returns the execution time of the step in µs.
+async fn execute_step(socket: &BatchSocket, batch: &Batch, streams: u32) -> Result<u64, BenchError> {
+    let ids: Vec<u64> = (0..u64::from(streams)).collect();
+    for &id in &ids {
+        command(socket, &Command::Run(Batch { id, ..batch.clone() }))?;
+        let WorkerMessage::Answer(answer) = report(socket).await? else { return Err(unexpected()) };
+        answer.result.map_err(|failure| refused(&failure))?;
+    }
+    let Batch { slot, sent_ns, groups, .. } = *batch;
+    command(socket, &Command::Next(StreamStep { id: 0, slot, sent_ns, groups, streams: ids.clone() }))?;
+    let WorkerMessage::Stepped(stepped) = report(socket).await? else { return Err(unexpected()) };
+    for (id, answer) in ids.into_iter().zip(stepped.streams) {
+        answer.result.map_err(|failure| refused(&failure))?;
+        command(socket, &Command::Close(id))?;
+    }
+    Ok(stepped.execution_us)
+}
+
+fn unexpected() -> BenchError {
+    BenchError::Ended("the worker sent an unexpected answer".to_owned())
 }
 
 /// Generates `count` elements that any model accepts: different values for FP32 and FP64, and ones
