@@ -14,6 +14,9 @@ from ._step_watch import StepWatch
 
 Request: TypeAlias = dict[str, np.ndarray]
 
+CLOSE_TIMEOUT = 1.0
+"""The maximum time in s to close a stream. The steps of other streams wait meanwhile."""
+
 END = None
 """The answer of a stream that has ended without another answer."""
 
@@ -71,33 +74,26 @@ class Streams:
 
     def open(self, stream: int, request: Request) -> StreamAnswer | None:
         """Opens a stream. Returns its first answer, or ``None`` if the answer needs a step."""
-        if self.generate:
-            self.open_streams[stream] = iter(self.generate(request))
-            return self._next(stream)
-        with self.watch.call(stream):
-            if not self.seats:
-                self.open_streams[stream] = self.model.start(request)
-                return None
-            seat = self.open_streams[stream] = self.seats.take(stream == TRIAL)
-            try:
-                self.model.start(request, seat)
-            except BaseException:
-                self.close(stream)
-                raise
+        self.watch.open.add(stream)
+        try:
+            if self.generate:
+                self.open_streams[stream] = iter(self.generate(request))
+                return self._next(stream)
+            if self.seats:
+                seat = self.open_streams[stream] = self.seats.take(stream == TRIAL)
+                self._call([stream], lambda: self.model.start(request, seat))
+            else:
+                self.open_streams[stream] = self._call([stream], lambda: self.model.start(request))
+        except BaseException:
+            self.close(stream)
+            raise
         return None
 
     def step(self, streams: Sequence[int]) -> list[StreamAnswer]:
         """Returns the next answer of each stream."""
         if self.generate:
             return [self._next(stream) for stream in streams]
-        answers: dict[int, StreamAnswer] = {}
-        for stream in streams:
-            try:
-                self.watch.raise_failure(stream)
-            except BaseException as error:
-                answers[stream] = StreamAnswer(error, False)
-        rest = [stream for stream in streams if stream not in answers]
-        answers.update(self._step_together(rest) if rest else {})
+        answers = self._step_together(list(streams))
         for stream, answer in answers.items():
             if not answer.more:
                 self.close(stream)
@@ -105,31 +101,37 @@ class Streams:
 
     def close(self, stream: int) -> None:
         """Closes a stream that has ended, or whose client needs no further answers."""
-        if stream not in self.open_streams:
-            return
-        ended = self.open_streams.pop(stream)
+        if stream in self.open_streams:
+            ended = self.open_streams.pop(stream)
+            timeout = min(self.watch.timeout, CLOSE_TIMEOUT)
+            try:
+                self.watch.call([stream], timeout, lambda: self._end(ended))
+            except BaseException:
+                log_traceback()
         self.watch.forget(stream)
-        if self.seats and not self.generate:
+
+    def _end(self, ended: Any) -> None:
+        if self.generate:
+            if hasattr(ended, "close"):
+                ended.close()
+            return
+        if self.seats:
             self.seats.give_back(ended)
-        try:
-            with self.watch.call(stream):
-                if self.generate:
-                    if hasattr(ended, "close"):
-                        ended.close()
-                elif hasattr(self.model, "end"):
-                    self.model.end(ended)
-        except BaseException:
-            log_traceback()
+        if hasattr(self.model, "end"):
+            self.model.end(ended)
 
     def close_all(self) -> None:
         """Closes all streams."""
         for stream in list(self.open_streams):
             self.close(stream)
 
+    def _call(self, streams: list[int], function: Callable[[], Any]) -> Any:
+        return self.watch.call(streams, self.watch.timeout, function)
+
     def _next(self, stream: int) -> StreamAnswer:
         try:
-            with self.watch.call(stream):
-                return StreamAnswer(next(self.open_streams[stream]), True)
+            generator = self.open_streams[stream]
+            return StreamAnswer(self._call([stream], lambda: next(generator)), True)
         except StopIteration:
             answer = StreamAnswer(END, False)
         except BaseException as error:
@@ -139,28 +141,42 @@ class Streams:
 
     def _step_together(self, streams: list[int]) -> dict[int, StreamAnswer]:
         try:
-            return dict(zip(streams, self._results(streams)))
+            return self._results(streams, self.watch.timeout)
         except BaseException as error:
-            if len(streams) == 1:
-                return {streams[0]: StreamAnswer(error, False)}
+            if len(streams) == 1 or self.seats:
+                # A step with seats may have changed the tensors of all its streams.
+                return {stream: StreamAnswer(error, False) for stream in streams}
             log_traceback()
-        # Only a step of each stream alone shows which stream is the cause.
-        alone = [self._step_together([stream]) for stream in streams]
-        return {stream: answer for each in alone for stream, answer in each.items()}
+        # Only a step of each stream alone shows which stream is the cause. All of these steps
+        # together may take as long as one step.
+        timeout = self.watch.timeout / len(streams)
+        return {
+            each: answer
+            for stream in streams
+            for each, answer in self._alone(stream, timeout).items()
+        }
 
-    def _results(self, streams: list[int]) -> list[StreamAnswer]:
+    def _alone(self, stream: int, timeout: float) -> dict[int, StreamAnswer]:
+        try:
+            return self._results([stream], timeout)
+        except BaseException as error:
+            return {stream: StreamAnswer(error, False)}
+
+    def _results(self, streams: list[int], timeout: float) -> dict[int, StreamAnswer]:
         states = [self.open_streams[stream] for stream in streams]
-        with self.watch.call(streams[0] if len(streams) == 1 else None):
-            if self.seats:
-                return rows(self.model.step(self.seats.tensor(states)), len(states))
-            results = self.model.step(states)
+        if self.seats:
+            seats = self.seats.tensor(states)
+            outputs = self.watch.call(streams, timeout, lambda: self.model.step(seats))
+            return dict(zip(streams, rows(outputs, len(states))))
+        results = self.watch.call(streams, timeout, lambda: self.model.step(states))
         if not isinstance(results, Sequence) or isinstance(results, (str, bytes)):
             raise TypeError(f"step returned {type(results).__name__}, not a list of answers")
         if len(results) != len(states):
             raise ValueError(f"step returned {len(results)} answers for {len(states)} states")
-        return [
-            StreamAnswer(result, has_more(result, state)) for result, state in zip(results, states)
-        ]
+        return {
+            stream: StreamAnswer(result, has_more(result, state))
+            for stream, result, state in zip(streams, results, states)
+        }
 
 
 def has_more(result: Any, state: Any) -> bool:
@@ -177,12 +193,12 @@ def rows(result: Any, streams: int) -> list[StreamAnswer]:
         if not len(tensor.shape) or tensor.shape[0] != streams:
             raise ValueError(f"{name!r} has shape {list(tensor.shape)} for {streams} streams")
     done, pending = (whole.pop(name).tolist() for name in FLAGS)
-    return [
-        StreamAnswer(
-            PENDING if waits else {name: tensor[row] for name, tensor in whole.items()}, not ends
-        )
-        for row, (ends, waits) in enumerate(zip(done, pending))
-    ]
+    answers = []
+    for row, (ends, waits) in enumerate(zip(done, pending)):
+        outputs = {name: tensor[row] for name, tensor in whole.items()}
+        without = END if ends else PENDING
+        answers.append(StreamAnswer(without if waits else outputs, not ends))
+    return answers
 
 
 def with_flags(result: Any) -> dict[str, Any]:

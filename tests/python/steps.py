@@ -120,16 +120,22 @@ class Threads:
 
     def generate(self, request):
         pieces = queue.Queue()
-        threading.Thread(target=self.produce, args=(pieces, request)).start()
-        while (piece := pieces.get()) is not None:
-            yield {"n": np.array([piece], np.int32)}
+        thread = threading.Thread(target=self.produce, args=(pieces, request), daemon=True)
+        thread.start()
+        try:
+            while (piece := pieces.get()) is not None:
+                yield {"n": np.array([piece], np.int32)}
+        finally:
+            thread.join()
 
     def produce(self, pieces, request):
         for n in range(request["count"][0]):
             if n == 3 and request["fault"][0] == b"thread":
                 raise ValueError("out of memory, for example")
-            if n == 3 and request["fault"][0] == b"hang":
+            if n == 3 and request["fault"][0] == b"ends":
                 return
+            if n == 3 and request["fault"][0] == b"hangs":
+                threading.Event().wait()
             pieces.put(n)
         pieces.put(None)
 """
@@ -398,9 +404,11 @@ class Endurance(TestCase):
 class Threads(TestCase):
     """Generators that wait for a thread."""
 
-    def test_a_thread_that_fails_or_ends_ends_its_stream_with_the_reason(self):
+    def test_a_thread_that_fails_ends_or_hangs_ends_its_stream_with_the_reason(self):
+        worker = SERVER.worker("threads")
         for fault, why in (("thread", "ValueError: out of memory, for example"),
-                           ("hang", "no answer within step_timeout (0.5 s)")):
+                           ("ends", "no answer within step_timeout (0.5 s)"),
+                           ("hangs", "no answer within step_timeout (0.5 s)")):
             with self.subTest(fault):
                 stream, other = self.stream(), self.stream()
                 begun = time.monotonic()
@@ -413,6 +421,7 @@ class Threads(TestCase):
                 answers = self.until_the_end(other, 20, model="threads")
                 self.assertEqual([counted(answer) for answer in answers], list(range(20)))
                 self.assertLess(time.monotonic() - begun, TIMEOUT)
+        self.assertEqual(SERVER.worker("threads"), worker)
 
 
 if __name__ == "__main__":

@@ -52,9 +52,11 @@ class LanguageModel:
     def start(self, request: dict[str, np.ndarray], seat: int) -> None:
         """Stores the prompt, which the next steps read."""
         prompt, left = request["prompt"], int(request["max_tokens"][0])
-        longest = self.config.n_positions - left
-        if left < 1 or not 0 < len(prompt) <= longest:
-            raise InvalidInput(f"the prompt has {len(prompt)} tokens; send 1 to {longest}")
+        length = self.config.n_positions
+        if left < 1 or len(prompt) < 1 or len(prompt) + left > length:
+            raise InvalidInput(
+                f"prompt and max_tokens need at least 1 token each, and at most {length} together"
+            )
         if prompt.min() < 0 or prompt.max() >= self.config.vocab_size:
             raise InvalidInput(f"tokens must be from 0 to {self.config.vocab_size - 1}")
         self.text[seat, : len(prompt)] = torch.from_numpy(prompt)

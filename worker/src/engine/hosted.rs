@@ -39,7 +39,7 @@ pub struct Hosted {
     pub(super) wake_proof: HostedProof,
     pub(super) gpu: Option<Arc<CudaGpu>>,
     /// True if the model gives several answers to a request.
-    streams: bool,
+    pub(super) streams: bool,
 }
 
 #[derive(Debug)]

@@ -151,7 +151,7 @@ impl RecordedStep<'_> {
     /// Writes the answer of the stream in this row of the step to the slot.
     pub(super) fn answer(&self, row: usize, slot: &mut AnswerSlot<'_>) -> StreamResult {
         let more = self.ended.get(row) == Some(&0);
-        if more && self.pending.get(row) != Some(&0) {
+        if self.pending.get(row) != Some(&0) {
             return Ok(EngineAnswer { outputs: Vec::new(), more });
         }
         slot.put_stream(|slot| {

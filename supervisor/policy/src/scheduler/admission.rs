@@ -203,6 +203,11 @@ impl AdmissionControl {
         }
     }
 
+    /// Returns true in the grace period after an outage.
+    pub(super) fn forgives(&self, now: Timestamp) -> bool {
+        now < self.forgiven_before
+    }
+
     /// Records that requests were put back into the queue. These requests run first, and delay all
     /// other queued requests.
     pub(super) fn put_back(&mut self, now: Timestamp) {

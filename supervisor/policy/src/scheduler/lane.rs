@@ -165,6 +165,7 @@ impl<K, T> Lane<K, T> {
     }
 
     pub(super) fn recycle(&mut self, slot: u8) {
+        self.streams.record_recycled(slot);
         self.free_slots.push(slot);
     }
 
@@ -226,7 +227,7 @@ impl<K, T> Lane<K, T> {
         T: Ticket,
     {
         let slot = self.next_slot()?;
-        if self.streams.advance_together() && self.in_flight.iter().any(|batch| batch.step) {
+        if self.streams.is_stepping() {
             return None;
         }
         let steps = self.streams.take_steps();

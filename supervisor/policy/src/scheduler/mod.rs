@@ -317,7 +317,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = executes.then_some(now);
         let step = requests.first().is_some_and(|first| first.item.is_step());
-        lane.streams.record_sent(step);
+        lane.streams.record_sent(slot, step);
         let sent = BatchInFlight { id, slot, rows, step, groups, sent: now, executing_since, requests };
         lane.in_flight.push_back(sent);
         executes
@@ -331,7 +331,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     ) {
         let steps: Vec<_> = requests.extract_if(.., |request| request.item.is_step()).collect();
         if let Some(lane) = self.lane_mut(worker) {
-            steps.into_iter().for_each(|step| lane.streams.steps.push_front(step));
+            steps.into_iter().rev().for_each(|step| lane.streams.steps.push_front(step));
         }
         self.queues.put_back(requests);
         self.update_queue_state(now);

@@ -24,7 +24,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// Waits until a stream ends and makes room for another one. Refuses the requests whose deadline has
     /// passed in the meantime.
     pub(super) fn wait_for_room(&mut self, now: Timestamp) -> NextAction<K, T> {
-        let Some(deadline) = self.earliest_deadline().filter(|_| self.refuses_overdue()) else {
+        // Requests that an outage delayed are forgiven, as with admission control.
+        let refuses = self.refuses_overdue() && !self.admission.forgives(now);
+        let Some(deadline) = self.earliest_deadline().filter(|_| refuses) else {
             return NextAction::Wait(SchedulerWait::Idle);
         };
         if deadline >= now {

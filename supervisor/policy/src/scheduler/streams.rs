@@ -35,12 +35,15 @@ pub(super) struct LaneStreams<K, T> {
     start_time: Option<Duration>,
     /// The predicted time of the starts since the last step.
     started: Duration,
+    /// The slot of the last step, until its answers have been copied and its streams can continue.
+    step_slot: Option<u8>,
 }
 
 impl<K, T> Default for LaneStreams<K, T> {
     fn default() -> Self {
         let (start_time, started) = (None, Duration::ZERO);
-        Self { limits: None, open: 0, steps: VecDeque::new(), cut: false, start_time, started }
+        let (limits, step_slot) = (None, None);
+        Self { limits, open: 0, steps: VecDeque::new(), cut: false, start_time, started, step_slot }
     }
 }
 
@@ -60,8 +63,22 @@ impl<K, T> LaneStreams<K, T> {
         self.start_time = Some(Duration::from_secs_f64(mean + START_WEIGHT * (took.as_secs_f64() - mean)));
     }
 
+    /// Returns true if streams advance together and a step is under way. The next step waits for it, so
+    /// that it contains all streams again.
+    pub(super) fn is_stepping(&self) -> bool {
+        self.advance_together() && self.step_slot.is_some()
+    }
+
+    /// Records that a slot is free again.
+    pub(super) fn record_recycled(&mut self, slot: u8) {
+        self.step_slot.take_if(|stepped| *stepped == slot);
+    }
+
     /// Records that a batch was sent.
-    pub(super) fn record_sent(&mut self, is_step: bool) {
+    pub(super) fn record_sent(&mut self, slot: u8, is_step: bool) {
+        if is_step {
+            self.step_slot = Some(slot);
+        }
         self.started = if is_step { Duration::ZERO } else { self.started.saturating_add(self.start_time()) };
     }
 

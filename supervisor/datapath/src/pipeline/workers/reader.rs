@@ -324,9 +324,17 @@ impl PipelineState {
         more: bool,
         now: Timestamp,
     ) -> u32 {
-        if answer.is_err() {
-            self.record_unanswered(Unanswered::Failed, now.since(request.arrived), now);
-            return 0;
+        let waited = now.since(request.arrived);
+        match answer {
+            Err(RequestFailure::Invalid(_)) => {
+                self.stats.count_invalid(waited);
+                return 0;
+            }
+            Err(_) => {
+                self.record_unanswered(Unanswered::Failed, waited, now);
+                return 0;
+            }
+            Ok(_) => {}
         }
         if request.item.deaths > 0 && !more {
             self.quarantine.lift(&request.item.memory);

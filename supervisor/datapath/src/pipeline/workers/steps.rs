@@ -1,6 +1,6 @@
 //! The reader's handling of streams: their starts, and the answers to steps.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use shadowslice_shared::batch::{RunFailure, StepAnswer, StreamAnswer};
 use shadowslice_shared::units::Timestamp;
@@ -11,6 +11,8 @@ use crate::pipeline::requests::{
     Continuation, InFlightBatch, ReplyTarget, RequestFailure, StreamKey, WaitingRequest, WorkerAnswer, answer,
 };
 use crate::pipeline::state::{self, PipelineState};
+use crate::pipeline::trace_event;
+use crate::trace::RunEnd;
 
 /// The answer of one stream to a step.
 struct SteppedStream {
@@ -40,11 +42,15 @@ impl LaneReader {
             self.take_back_unanswered(batch);
             return Err("the worker opened a stream, but the model gives one answer to a request".to_owned());
         };
-        let ExecutionTimes { predicted, .. } = Self::execution(&batch, reported, received);
+        let ExecutionTimes { reported, predicted } = Self::execution(&batch, reported, received);
         let key = StreamKey { worker: self.worker, id: batch.id };
+        self.trace_answer(&batch, RunEnd::Answered { received, execution: reported, copied: received });
         let requests = std::mem::take(&mut batch.requests);
+        let input = requests.iter().map(|request| request.item.copy_in).sum();
+        let took = BatchTimes { input, infer: reported, output: Duration::ZERO };
         self.pipeline.change(|state| {
             state.scheduler.open_stream(self.worker);
+            state.stats.totals.add_batch(batch.rows, 0, took, SystemTime::now());
             for mut request in requests {
                 if request.item.claim.is_taken() {
                     // The client has left, so nobody else closes the stream.
@@ -84,6 +90,7 @@ impl LaneReader {
         let now = self.pipeline.now();
         let took = BatchTimes { input: Duration::ZERO, infer: reported, output: now.since(received) };
         let times = StepTimes { sent: batch.sent, took, now };
+        self.trace_answer(&batch, RunEnd::Answered { received, execution: reported, copied: now });
         let requests = std::mem::take(&mut batch.requests).into_iter().zip(answers);
         let stepped = requests.map(|(request, (answer, more))| SteppedStream { request, answer, more });
         let mut replies = Vec::new();
@@ -92,6 +99,7 @@ impl LaneReader {
             for stream in stepped {
                 replies.extend(self.continue_stepped(state, stream, times));
             }
+            state.record_answered(self.worker, replies.len());
             state.complete(self.worker, &batch, predicted, now);
         });
         // A client that has left drops its reply here, which closes the stream.
@@ -99,6 +107,11 @@ impl LaneReader {
             state::reply(request, answer);
         }
         Ok(())
+    }
+
+    fn trace_answer(&self, batch: &InFlightBatch, end: RunEnd) {
+        let routed = self.pipeline.state.lock().routed;
+        trace_event::record_answer(batch, end, routed);
     }
 
     /// Copies the answers of a step. Returns each with whether the stream has further answers.
@@ -169,7 +182,7 @@ impl LaneReader {
         };
         request.item.claim.set_opened(None);
         let rows = state.count_rows(&request, &answer, more, now);
-        state.stats.totals.add_batch(1, rows, took, std::time::SystemTime::now());
+        state.stats.totals.rows += u64::from(rows);
         let then = if more && !has_failed {
             let open = self.open_stream(state, id, &request);
             state.continue_stream(&open.stream, false, now);

@@ -20,7 +20,7 @@ const NEUTRAL: [(&str, &str); 13] = [
     ("frequency_penalty", "0"),
     ("logit_bias", "{}"),
     ("logprobs", "false"),
-    ("max_tokens", "16"),
+    ("max_tokens", "null"),
     ("n", "1"),
     ("presence_penalty", "0"),
     ("seed", "null"),

@@ -81,13 +81,18 @@ fn has_items(value: &RawValue) -> bool {
     value.get().strip_prefix('[').is_some_and(|inner| !inner.trim_start().starts_with(']'))
 }
 
+/// Returns true if another row fits into a batch. A tensor without axes has no batch axis.
+fn has_room(batch: &NamedTensor, max_batch: u32) -> bool {
+    batch.shape.first().is_some_and(|&rows| rows < max_batch.into())
+}
+
 /// Joins rows of equal shape to batches. A model without a batch axis (`max_batch` is 0) gets each
 /// row alone.
 fn join(rows: Vec<NamedTensor>, max_batch: u32) -> Vec<NamedTensor> {
     let mut batches: Vec<NamedTensor> = Vec::new();
     for row in rows {
         match batches.last_mut() {
-            Some(batch) if batch.shape[0] < max_batch.into() && batch.shape[1..] == row.shape[1..] => {
+            Some(batch) if has_room(batch, max_batch) && batch.shape[1..] == row.shape[1..] => {
                 batch.shape[0] += row.shape[0];
                 row.data.iter().for_each(|piece| batch.data.push(piece.clone()));
             }

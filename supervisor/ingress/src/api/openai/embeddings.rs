@@ -42,7 +42,9 @@ pub(super) async fn answer(
     let EmbeddingCall { requests, encoding, dimensions } = call;
     let mut arrival = http_infer::arrival(front, target.route.pipeline(), head)?;
     let mut found = Embeddings::default();
+    let mut waiting: usize = requests.iter().map(|tensor| tensor.data.len()).sum();
     for (place, tensor) in requests.into_iter().enumerate() {
+        waiting = waiting.saturating_sub(tensor.data.len());
         if place > 0 {
             // Each request of the call counts by itself. The client waits for the last one.
             permit.take_deliveries().mark_written();
@@ -50,7 +52,7 @@ pub(super) async fn answer(
         }
         let outputs = infer(front, (&target, &mapping), head, (tensor, arrival.clone()), permit).await?;
         found.add(&target.metadata, &mapping, outputs.rows, &outputs.tensors)?;
-        permit.replace(found.bytes())?;
+        permit.replace(found.bytes() + waiting)?;
     }
     let size = found.vectors.first().map_or(0, Vec::len);
     if let Some(wanted) = dimensions.filter(|wanted| *wanted != size as u64) {
