@@ -6,6 +6,7 @@ Usage: steps.py SHADOWSLICE_BINARY [unittest arguments]
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -399,6 +400,13 @@ class Endurance(TestCase):
         for error in broken:
             self.assertRegex(error, "send the request again|died while computing")
         self.assertLessEqual(len(broken), kills * STREAMS)
+
+
+class Upgrades(TestCase):
+    def test_streams_under_way_end_and_new_ones_begin_with_the_next_supervisor(self):
+        server = Models(sys.argv[0])
+        self.addCleanup(shutil.rmtree, server.folder)
+        self.assertEqual(streams.through_an_upgrade(server, "steps", request(100), list(range(100))), {True})
 
 
 class Threads(TestCase):

@@ -354,38 +354,43 @@ class Streams(unittest.TestCase):
         self.assertNotEqual(SERVER.worker("counter"), before)
 
 
+def through_an_upgrade(server, model, inputs, expected):
+    """Upgrades a supervisor while streams end and begin. Returns the distinct outcomes, which must all be True."""
+    stop, outcomes = threading.Event(), []
+
+    def load():
+        stream = Stream(server)
+        while not stop.is_set():
+            try:
+                answers = stream.until_the_end(model, inputs)
+                outcomes.append([counted(answer) for answer in answers] == expected)
+            except InferenceServerException as error:
+                # When the first supervisor stops, it ends its calls between two requests.
+                ended = ("call again", "no longer in valid state")
+                outcomes.append(any(why in str(error) for why in ended) or str(error))
+                stream.close()
+                stream = Stream(server)
+        stream.close()
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    [thread.start() for thread in threads]
+    said = server.command("upgrade")
+    pid = int(next(word for word in said.split() if word.isdigit()))
+    done = len(outcomes)
+    wait_until(lambda: len(outcomes) > done + 6)
+    stop.set()
+    [thread.join() for thread in threads]
+    status = server.process.wait(TIMEOUT)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
+    return {*outcomes, status == 0}
+
+
 class Upgrades(unittest.TestCase):
     def test_streams_under_way_end_and_new_ones_begin_with_the_next_supervisor(self):
         server = Models(sys.argv[0])
         self.addCleanup(shutil.rmtree, server.folder)
-        stop, outcomes = threading.Event(), []
-
-        def load():
-            stream = Stream(server)
-            while not stop.is_set():
-                try:
-                    answers = stream.until_the_end("counter", counting(100, 0.002))
-                    outcomes.append([counted(answer) for answer in answers] == list(range(100)))
-                except InferenceServerException as error:
-                    # When the first supervisor stops, it ends its calls between two requests.
-                    ended = ("call again", "no longer in valid state")
-                    outcomes.append(any(why in str(error) for why in ended) or str(error))
-                    stream.close()
-                    stream = Stream(server)
-            stream.close()
-
-        threads = [threading.Thread(target=load) for _ in range(3)]
-        [thread.start() for thread in threads]
-        said = server.command("upgrade")
-        pid = int(next(word for word in said.split() if word.isdigit()))
-        done = len(outcomes)
-        wait_until(lambda: len(outcomes) > done + 6)
-        stop.set()
-        [thread.join() for thread in threads]
-        self.assertEqual(set(outcomes), {True})
-        self.assertEqual(server.process.wait(TIMEOUT), 0)
-        os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
+        self.assertEqual(through_an_upgrade(server, "counter", counting(100, 0.002), list(range(100))), {True})
 
     def test_a_stream_without_an_end_breaks_off_after_the_time_to_drain(self):
         server = Models(sys.argv[0], more="timeouts: {drain: 1s}")
