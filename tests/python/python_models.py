@@ -275,7 +275,7 @@ FAULTY = {
                        "{}:3: CUDA graphs do not support BYTES ('x'); remove `cuda_graph`"),
     "graph_of_streams": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
                          "    inputs = outputs = {'x': Tensor('FP32', [1])}\n    def generate(self, request): yield request\n",
-                         "{}:3: CUDA graphs do not support streams; remove `cuda_graph` from class A"),
+                         "{}:3: CUDA graphs do not support `generate`; use `step`, or remove `cuda_graph` from class A"),
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no'; use True or False"),
 }
 
