@@ -152,23 +152,10 @@ class Models(streams.Models):
         (folder / "threads.py").write_text(THREADS)
         return {}
 
-    def configuration(self, _):
-        python = "python: {executable: " + sys.executable + "}, share: {initial: 20%}, step_timeout: 500ms"
-        return "\n".join([
-            "listen:",
-            f'  http: ["127.0.0.1:{self.http_port}"]',
-            f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
-            f'  metrics: ["127.0.0.1:{self.metrics_port}"]',
-            "gpus: [{device: emulated, sms: 132}]",
-            "controller: {policy: static}",
-            "workers: {environment: [PYTHONPATH]}",
-            "timeouts: {spawn: 60s}",
-            self.more,
-            "models:",
-            f"  - {{path: steps.py, slo: {{first: 1s, next: 100ms}}, {python}, handover: shadow}}",
-            f"  - {{path: threads.py, slo: 1s, {python}}}",
-        ]) + "\n"
-
+    def models(self, python):
+        python += ", step_timeout: 500ms"
+        return [f"  - {{path: steps.py, slo: {{first: 1s, next: 100ms}}, {python}, handover: shadow}}",
+                f"  - {{path: threads.py, slo: 1s, {python}}}"]
 
     def ended(self):
         """Returns the number of states that have ended."""

@@ -96,7 +96,6 @@ class Models(Server):
         return {}
 
     def configuration(self, _):
-        python = "python: {executable: " + sys.executable + "}, slo: 1s, share: {initial: 20%}"
         return "\n".join([
             "listen:",
             f'  http: ["127.0.0.1:{self.http_port}"]',
@@ -105,12 +104,16 @@ class Models(Server):
             "gpus: [{device: emulated, sms: 132}]",
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
-            self.more,
+            self.more or "timeouts: {spawn: 60s}",
             "models:",
-            f"  - {{name: tokens, path: tokens/model.py, {python}}}",
-            f"  - {{path: counter.py, {python}, handover: shadow}}",
-            f"  - {{path: plain.py, {python}}}",
+            *self.models("python: {executable: " + sys.executable + "}, share: {initial: 20%}"),
         ]) + "\n"
+
+    def models(self, python):
+        """Returns the lines of the models. `python` has the keys that all of them have."""
+        return [f"  - {{name: tokens, path: tokens/model.py, slo: 1s, {python}}}",
+                f"  - {{path: counter.py, slo: 1s, {python}, handover: shadow}}",
+                f"  - {{path: plain.py, slo: 1s, {python}}}"]
 
     def metric(self, sample):
         text = urllib.request.urlopen(f"http://localhost:{self.metrics_port}/metrics").read().decode()

@@ -21,9 +21,9 @@ pub(crate) struct WorkerAnswer {
 /// The answers that follow a first answer.
 #[derive(Debug)]
 pub(crate) enum Continuation {
-    /// There are no further answers. A stream that ended without any answer has no outputs.
+    /// The end of the answers. A stream that ended without any answer has no outputs.
     End,
-    /// This is the first answer of a stream.
+    /// The rest of a stream, whose first answer this is.
     Opened(OpenStream),
 }
 

@@ -155,16 +155,18 @@ impl StreamState {
 }
 
 impl PipelineState {
-    /// Queues the next step of a stream if its buffer has room for the answer.
-    pub(crate) fn continue_stream(&mut self, stream: &Arc<StreamState>, waits: bool, now: Timestamp) {
+    /// Queues the next step of a stream if its buffer has room for the answer. Returns true if it did.
+    pub(crate) fn continue_stream(&mut self, stream: &Arc<StreamState>, waits: bool, now: Timestamp) -> bool {
         if !stream.request_step(waits) {
-            return;
+            return false;
         }
         let step = stream.step(self.scheduler.gap_slo(), now);
         if self.scheduler.queue_step(stream.key.worker, step).is_err() {
             self.stats.totals.streams_failed += 1;
             stream.add(Err(broken_off()), false);
+            return false;
         }
+        true
     }
 
     /// Closes a stream in its worker.
@@ -179,8 +181,7 @@ impl PipelineState {
 
     fn take_answer(&mut self, stream: &Arc<StreamState>, now: Timestamp) -> NextAnswer {
         let next = stream.take();
-        if !matches!(next, NextAnswer::End) {
-            self.continue_stream(stream, matches!(next, NextAnswer::Pending), now);
+        if self.continue_stream(stream, matches!(next, NextAnswer::Pending), now) {
             self.dispatch(now);
         }
         next

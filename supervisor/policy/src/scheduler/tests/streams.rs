@@ -212,3 +212,29 @@ fn gaps_count_for_the_policy_by_their_own_slo() {
     free.record_gap(ms(90), at(5));
     assert_eq!(free.observe(at(10)).answered, 0);
 }
+
+#[test]
+fn the_next_step_waits_until_the_answers_of_the_last_one_are_copied() {
+    let mut model = stepping(None);
+    model.queue_step(WORKER, Asked::step(1)).unwrap();
+    assert_eq!(go(&mut model, at(1)).0.len(), 1);
+    let id = model.lane(WORKER).unwrap().in_flight().next().unwrap().id;
+    let copied = model.take_batch(WORKER, id, at(12)).unwrap();
+    model.queue_step(WORKER, Asked::step(2)).unwrap();
+    assert_eq!(go(&mut model, at(12)).0, [], "the other streams of the step are not queued yet");
+    model.queue_step(WORKER, Asked::step(3)).unwrap();
+    model.recycle(WORKER, copied.slot);
+    assert_eq!(go(&mut model, at(12)).0, [(WORKER, vec![STEPS + 2, STEPS + 3])]);
+}
+
+#[test]
+fn a_request_that_an_outage_delayed_waits_for_a_stream_beyond_its_deadline() {
+    let mut model = stepping(None);
+    model.set_model_limits(0, 1, together(3));
+    model.accept(request(11, 1), at(1)).unwrap();
+    let late = at(2) + SLO;
+    model.put_back(Vec::new(), late);
+    model.put_back(vec![request(12, 1)], late + ms(1));
+    assert_eq!(go(&mut model, late).1, Vec::<u32>::new(), "the outage is forgiven");
+    assert_eq!(go(&mut model, late + ms(1)).1, [12, 11]);
+}
