@@ -21,7 +21,7 @@ END = None
 """The answer of a stream that has ended without another answer."""
 
 FLAGS = ("done", "pending")
-"""The outputs of a step with seats that tell which streams have ended or have no answer yet."""
+"""The flags that a step with seats returns for each stream: it has ended, or has no answer yet."""
 
 
 class StreamAnswer:
@@ -37,7 +37,7 @@ TRIAL = -1
 
 
 class Seats:
-    """The numbers by which a step of a model with ``cuda_graph`` finds its streams."""
+    """The seats of streams: indices into the tensors of a model with ``cuda_graph``."""
 
     def __init__(self, count: int, device: str) -> None:
         self.spare = count

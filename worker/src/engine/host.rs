@@ -119,7 +119,7 @@ pub trait ModelHost: Debug + Send {
     /// fit into the slot fails, and leaves its room to the other answers.
     fn step(&mut self, streams: &[u64], slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Vec<StreamResult>;
 
-    /// Returns the seats of streams: the numbers by which a recorded step finds their states. Returns
+    /// Returns the seats of these streams, which a recorded step uses as indices into its tensors. Returns
     /// `None` if the host does not record steps.
     fn seats(&mut self, streams: &[u64]) -> Option<Seats>;
 
