@@ -6,6 +6,7 @@
 
 pub mod batch;
 pub mod boot;
+pub mod compare;
 pub mod contention;
 pub mod errors;
 pub mod exit;

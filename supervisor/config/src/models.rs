@@ -10,8 +10,8 @@ use super::keys::{HANDOVERS, STANDBYS};
 use super::reader::{Fields, Value};
 use super::render::quoted;
 use super::types::{
-    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
-    WarmupConfig, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, ModelVersion, Partitioning,
+    SloTarget, WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, isolation, openai, profile, shares, sleep, units, warmup};
 
@@ -66,8 +66,11 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         note_hopeless(fields, &slo, profile, gpu, context);
         note_other_shapes(fields, &warmup, profile, context);
     }
+    let version = ModelVersion { model: name, number: 1, folder: None };
     let model = ModelConfig {
-        name,
+        name: version.instance_name(),
+        version,
+        rollout: None,
         gpu: index,
         gpu_auto: is_auto,
         profile: read,

@@ -2,6 +2,7 @@
 
 mod model;
 mod openai;
+mod rollout;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use shadowslice_shared::units::Sms;
 
 pub use model::*;
 pub use openai::*;
+pub use rollout::*;
 
 use super::faults::ConfigFault;
 use super::peers::{AllowedClients, Peers};

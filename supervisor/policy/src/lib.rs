@@ -16,6 +16,7 @@ pub mod placement;
 pub mod reconcile;
 pub mod residency;
 pub mod restart;
+pub mod rollout;
 pub mod scheduler;
 pub mod sharing;
 pub mod sm_time;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::compare::ComparedTensor;
 
 use super::{EngineAnswer, Signature, StreamResult};
 use crate::answer::AnswerSlot;
@@ -41,6 +42,13 @@ pub struct ProofBasis {
 pub struct TensorData {
     pub shape: Vec<i64>,
     pub bytes: Vec<u8>,
+}
+
+impl TensorData {
+    /// Returns the tensor for a comparison.
+    pub(crate) fn view(&self) -> ComparedTensor<'_> {
+        ComparedTensor { shape: &self.shape, bytes: &self.bytes }
+    }
 }
 
 impl Default for ProofBasis {

@@ -1,9 +1,10 @@
 //! Rows with changed or extreme values. Such a row must not change the answers to the other rows of
 //! its batch.
 
+use shadowslice_shared::compare::floats;
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
-use super::floats::{floats, push_float};
+use super::floats::push_float;
 use super::made_up::Fill;
 
 /// The factor by which extreme floats exceed made-up floats, whose magnitude is at most 1.

@@ -3,7 +3,6 @@
 //! size determines which kernels run, and therefore which faults are possible, so the worker tries
 //! every size.
 
-mod compare;
 mod extremes;
 mod floats;
 mod inputs;
@@ -21,6 +20,7 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::{Batch, BatchOutput, Extent, IN_FLIGHT, RunFailure};
 use shadowslice_shared::boot::{BootRefusal, BootReply, InputValues, WarmTime, WarmUp};
+use shadowslice_shared::compare::compare;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::TensorSpec;
@@ -264,7 +264,7 @@ fn compare_answers(
     let mut farthest = 0.0_f64;
     let specs = prover.signature.outputs.iter().cycle();
     for ((spec, expected), answer) in specs.zip(expected).zip(answers) {
-        let off = compare::compare(spec.datatype, expected, answer, 1.0).map_err(|wrong| {
+        let off = compare(spec.datatype, expected.view(), answer.view(), 1.0).map_err(|wrong| {
             let why = format!("output `{}` {wrong}{}", spec.name, prover.engine.advice_on_difference());
             BootRefusal::Proof { size, why }
         })?;

@@ -10,9 +10,9 @@
 use std::time::Duration;
 
 use shadowslice_shared::boot::{BootRefusal, WarmTime};
+use shadowslice_shared::compare::compare;
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
-use super::compare::compare;
 use super::extremes::{Extreme, extreme, neighbour};
 use super::made_up::{Draw, Fill};
 use super::{ProofBatch, Prover};
@@ -154,7 +154,7 @@ impl Prover<'_> {
         let outputs = self.signature.outputs.iter().zip(alone).zip(together);
         for ((spec, alone), together) in outputs {
             let slack = if self.warm_up.batch_is_given { TOLERANCE_FACTOR } else { 1.0 };
-            compare(spec.datatype, alone, together, slack).map_err(|wrong| {
+            compare(spec.datatype, alone.view(), together.view(), slack).map_err(|wrong| {
                 BootRefusal::RowsDepend(format!(
                     "an answer depends on the other rows of its batch: unlike for the same rows alone, in a \
                      batch of {size} rows output `{}` {wrong}",

@@ -11,13 +11,20 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Percent;
 
 use super::openai::OpenAiConfig;
+use super::rollout::{ModelVersion, RolloutConfig};
 use crate::arrays::ArrayFile;
 
 /// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The name that clients use to request the model.
+    /// The name of the instance, which is unique. It is the name of the model, or `MODEL:NUMBER` for a
+    /// model with versions.
     pub name: String,
+    /// The model and the version that the instance serves.
+    pub version: ModelVersion,
+    /// The way in which a new version replaces the released one. `None` if it takes over as soon as it is
+    /// ready.
+    pub rollout: Option<RolloutConfig>,
     /// The engine that runs the model.
     pub engine: EngineConfig,
     /// The index of the GPU in [`Config::gpus`](super::Config::gpus).

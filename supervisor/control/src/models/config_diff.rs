@@ -152,6 +152,8 @@ fn sample(old: &Config, new: &Config) -> Option<SampleRate> {
 pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> {
     let ModelConfig {
         name: _,
+        version: _,
+        rollout,
         engine: _,
         gpu,
         gpu_auto,
@@ -189,6 +191,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("sleep", *sleep == old.sleep),
         ("standby", *standby == old.standby),
         ("openai", *openai == old.openai),
+        ("rollout", *rollout == old.rollout),
         ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
     let needs_workers = [
