@@ -1,5 +1,6 @@
 //! Implements the command `shadowslice check`.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -83,12 +84,22 @@ fn report(
     }
     printed?;
     if !print {
-        let models = counted(config.models.len(), "model");
+        let models = counted_models(&config.models);
         let gpus = counted(config.gpus.len(), "GPU");
         writeln!(out, "{}: {models} on {gpus}: valid", path.display())?;
     }
     out.flush()?;
     Ok(0)
+}
+
+/// Returns the number of models, and of their versions if a model has several.
+fn counted_models(instances: &[ModelConfig]) -> String {
+    let names: BTreeSet<_> = instances.iter().map(ModelConfig::served_name).collect();
+    let models = counted(names.len(), "model");
+    match instances.len() {
+        versions if versions > names.len() => format!("{models} with {versions} versions"),
+        _ => models,
+    }
 }
 
 fn counted(count: usize, what: &str) -> String {

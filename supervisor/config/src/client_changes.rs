@@ -3,17 +3,17 @@
 
 use std::path::Path;
 
-use super::Context;
 use super::faults::FaultLog;
-use super::keys::{CLIENT_CHANGES, CONFIG};
-use super::models::{self, Sections};
+use super::keys::CLIENT_CHANGES;
+use super::models;
+use super::read_again::read_again;
 use super::reader::Value;
 use super::types::{Config, ModelConfig, ShareConfig, SloTarget};
 use super::units;
 use super::yaml;
 
 /// The largest configuration of a client, in bytes.
-const MAX_BYTES: usize = 4 * 1024;
+pub(super) const MAX_BYTES: usize = 4 * 1024;
 
 /// Returns a model's configuration with the changes in `json`, and reads the model's files again.
 ///
@@ -45,17 +45,8 @@ pub fn apply_client_changes(
             }
         }
     }
-    // The positions of these faults are of no use to a client.
-    let faults = log.into_sorted();
-    let faults = faults.into_iter().map(|fault| match &fault.path[..] {
-        "" => fault.message,
-        path => format!("{path}: {}", fault.message),
-    });
-    let faults: Vec<String> = faults.collect();
-    if !faults.is_empty() {
-        return Err(faults.join("\n"));
-    }
-    let model = read_again(config, &written.name).ok_or("model not found")?;
+    log.into_text()?;
+    let model = read_again(config, written).ok_or("model not found")?;
     // A client cannot change the GPU. For `gpu: auto`, the reader returns 0.
     Ok(ModelConfig { share, slo, gpu: current.gpu, ..model })
 }
@@ -99,16 +90,6 @@ fn changed_slo(value: &Value<'_>, old: SloTarget, model: &ModelConfig) -> SloTar
         value.fault(format!("the latency must be longer than batch.max_delay, {delay}"));
     }
     slo
-}
-
-/// Reads a model of the operator's configuration and its files again.
-fn read_again(config: &Config, name: &str) -> Option<ModelConfig> {
-    let Config { gpus, limits, controller, document, .. } = config;
-    let log = FaultLog::new(&document.file);
-    let context = Context::new(&document.file, &|_| None, false, None);
-    let models = Value::root(&document.root, &CONFIG, &log).entry("models")?;
-    let model = models.items().iter().map(Value::fields).find(|keys| models::name(keys) == name)?;
-    Some(models::model(&model, &Sections { gpus, limits, controller }, &context))
 }
 
 #[cfg(test)]

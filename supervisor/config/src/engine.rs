@@ -10,6 +10,7 @@ use super::onnx::{OnnxFile, OnnxInput};
 use super::reader::{Fields, Value};
 use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
+use super::versions::VersionSource;
 use super::{Context, absolute, onnx, usable};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,18 +22,42 @@ pub(super) enum EngineName {
 
 const PYTHON: &str = "python3";
 
+const NO_VERSIONS: &str = "the emulated engine has no versions";
+
 /// The name of the Python file in a model's folder.
-const PYTHON_FILE: &str = "model.py";
+pub(super) const PYTHON_FILE: &str = "model.py";
+
+/// The name of the ONNX file in the folder of a version.
+pub(super) const ONNX_FILE: &str = "model.onnx";
+
+impl EngineName {
+    /// Returns the engine of files with this extension.
+    pub(super) fn of_extension(path: &Path) -> Option<Self> {
+        match path.extension()?.to_ascii_lowercase().to_str()? {
+            "onnx" => Some(Self::OnnxRuntime),
+            "py" => Some(Self::Python),
+            _ => None,
+        }
+    }
+
+    /// Returns the engine of a version with this path.
+    fn of_version(path: &Path) -> Self {
+        let in_folder = || path.join(PYTHON_FILE).is_file().then_some(Self::Python);
+        Self::of_extension(path).or_else(in_folder).unwrap_or(Self::OnnxRuntime)
+    }
+}
 
 /// Reads a model's engine. Also returns the inputs that the model's file or `tensors` declares, if
-/// they are known. Records a fault for each key that belongs to another engine.
+/// they are known. Records a fault for each key that belongs to another engine, unless the model has
+/// versions with different engines.
 pub(super) fn engine(
     model: &Fields<'_>,
+    source: &VersionSource,
     gpu: Option<&GpuConfig>,
     limits: &LimitsConfig,
     context: &Context<'_>,
 ) -> (EngineConfig, Vec<OnnxInput>) {
-    let Some(engine) = kind(model) else {
+    let Some(engine) = kind(model, source) else {
         return (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new());
     };
     if engine == EngineName::Emulated {
@@ -40,17 +65,30 @@ pub(super) fn engine(
             &["path", "threads", "providers", "python", "step_timeout"],
             "the emulated engine does not have this",
         );
+        model.forbid(&["versions", "rollout"], NO_VERSIONS);
+        if source.path.is_some() {
+            model.fault("engine", NO_VERSIONS);
+        }
         let tensors = tensors(model, limits);
         let inputs = tensors.iter().map(OnnxInput::of_tensor).collect();
         return (EngineConfig::Emulated { tensors }, inputs);
     }
     model.forbid(&["tensors"], "only `engine: emulated` has this, because the model defines its tensors");
+    // The versions of a model may have different engines, and a key may belong to another version.
+    let has_one_engine = source.folder.is_none() || model.has("engine");
+    let forbid = |keys: &[&'static str], why| {
+        if has_one_engine {
+            model.forbid(keys, why);
+        }
+    };
     let threads = model.read("threads", |value| value.whole());
     let path = model.required("path", "give the model's file, for example `path: digits.onnx`");
-    let given = path.and_then(|value| Some((context.path(&value)?, value)));
+    let given = path.and_then(|value| Some((source.engine_path(context.path(&value)?, engine), value)));
     let path = given.as_ref().map(|(path, _)| absolute(path)).unwrap_or_default();
+    // The reason why a version does not exist has been recorded.
+    let given = given.filter(|_| source.missing.is_none());
     if engine == EngineName::Python {
-        model.forbid(&["providers"], "only `engine: onnxruntime` has this");
+        forbid(&["providers"], "only `engine: onnxruntime` has this");
         if let Some((path, value)) = given {
             let file = if path.is_dir() { path.join(PYTHON_FILE) } else { path };
             usable(&file).unwrap_or_else(|error| unusable(&value, &file, &error, context));
@@ -59,34 +97,33 @@ pub(super) fn engine(
             (interpreter(model, context), model.read("step_timeout", |value| value.duration()));
         return (EngineConfig::Python { path, interpreter, threads, step_timeout }, Vec::new());
     }
-    model.forbid(&["python", "step_timeout"], "only `engine: python` has this");
+    forbid(&["python", "step_timeout"], "only `engine: python` has this");
     let inputs = given.map(|(path, value)| inputs_of_file(&value, &path, context)).unwrap_or_default();
     (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }
 
 /// Returns the engine in the configuration. If the configuration gives no engine, derives it from
 /// the extension of the model's file.
-fn kind(model: &Fields<'_>) -> Option<EngineName> {
+fn kind(model: &Fields<'_>, source: &VersionSource) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&ENGINES);
+    }
+    if let Some(path) = &source.path {
+        return Some(EngineName::of_version(path));
     }
     let path = model.required(
         "path",
         "give the model's file, for example `path: digits.onnx`, or use `engine: emulated`",
     )?;
-    let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
-    let (name, engine) = match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
-        Some("onnx") => ("onnxruntime", EngineName::OnnxRuntime),
-        Some("py") => ("python", EngineName::Python),
-        _ => {
-            path.fault(
-                "the extension is neither .onnx nor .py; use `engine: onnxruntime` for an ONNX model, or \
-                 `engine: python` for a folder with a model.py",
-            );
-            return None;
-        }
+    let Some(engine) = EngineName::of_extension(Path::new(path.text()?)) else {
+        path.fault(
+            "the extension is neither .onnx nor .py; use `engine: onnxruntime` for an ONNX model, or \
+             `engine: python` for a folder with a model.py",
+        );
+        return None;
     };
-    model.show("engine", name.to_owned());
+    let name = ENGINES.iter().find(|(_, named)| *named == engine).map(|(name, _)| *name);
+    model.show("engine", name.unwrap_or_default().to_owned());
     Some(engine)
 }
 

@@ -1,7 +1,7 @@
 //! The faults of a configuration, each with its file, line and key.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -124,9 +124,28 @@ impl FaultLog {
         self.keys.take()
     }
 
+    /// Returns the faults in the order of their positions.
     pub(super) fn into_sorted(self) -> Vec<ConfigFault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by_key(|fault| fault.at);
-        faults
+        unique(faults)
     }
+
+    /// Returns the faults of a text from outside the configuration's file, one per line. Leaves out
+    /// their positions, because the sender of the text does not see lines and columns.
+    pub(super) fn into_text(self) -> Result<(), String> {
+        let faults = self.into_sorted().into_iter().map(|fault| match &fault.path[..] {
+            "" => fault.message,
+            path => format!("{path}: {}", fault.message),
+        });
+        let faults: Vec<String> = faults.collect();
+        if faults.is_empty() { Ok(()) } else { Err(faults.join("\n")) }
+    }
+}
+
+/// Removes repeated faults. The reader reads an item of `models` once for each version of the model.
+pub(super) fn unique(mut faults: Vec<ConfigFault>) -> Vec<ConfigFault> {
+    let mut seen = BTreeSet::new();
+    faults.retain(|fault| seen.insert((fault.at, fault.path.clone(), fault.message.clone())));
+    faults
 }

@@ -21,8 +21,10 @@ mod onnx;
 mod openai;
 mod peers;
 pub mod profile;
+mod read_again;
 mod reader;
 mod render;
+mod rollout;
 mod settings;
 mod shares;
 mod sleep;
@@ -30,6 +32,7 @@ mod tenants;
 mod tracing;
 mod types;
 mod units;
+mod versions;
 mod warmup;
 mod warmup_fit;
 mod yaml;
@@ -49,14 +52,17 @@ pub use host::RunDirCheck;
 pub use isolation::{MAX_MEMBERS, MPS_CLIENTS, MpsClients};
 pub use keys::schema;
 pub use peers::{Account, AllowedClients, Peers};
+pub use read_again::version_of;
 pub use render::{Document, render};
+pub use rollout::rollout_with;
 pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use tenants::{DEFAULT_TENANT, RequestRate, TenantConfig, TenantHeader, TenantsConfig};
 pub use types::*;
 pub use units::duration;
+pub use versions::{FoundVersion, find_versions};
 pub use warmup_fit::{check_values, shape_fits};
 
-use faults::FaultLog;
+use faults::{FaultLog, unique};
 use host::Host;
 use keys::{ACCESS, CONFIG, STARTS};
 use reader::Value;
@@ -227,7 +233,7 @@ fn read(root: Arc<YamlNode>, log: &FaultLog, context: &Context<'_>) -> Config {
     let onnxruntime = fields.section("onnxruntime").optional("library", |value| context.path(value));
     let tracing = tracing::tracing(&fields);
     let access_log = fields.optional("access_log", |value| settings::access_log(value, context));
-    let mut host_faults = context.host_faults.take();
+    let mut host_faults = unique(context.host_faults.take());
     host_faults.sort_by_key(|fault| fault.at);
     Config {
         run_dir,
@@ -247,7 +253,7 @@ fn read(root: Arc<YamlNode>, log: &FaultLog, context: &Context<'_>) -> Config {
         workers,
         tracing,
         access_log,
-        file_faults: context.file_faults.take(),
+        file_faults: unique(context.file_faults.take()),
         host_faults,
         notes: context.notes.take(),
         document: Document { file: context.file.to_owned(), keys: log.take_keys(), root },

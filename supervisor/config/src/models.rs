@@ -1,5 +1,6 @@
 //! Reads the key `models`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
@@ -10,10 +11,13 @@ use super::keys::{HANDOVERS, STANDBYS};
 use super::reader::{Fields, Value};
 use super::render::quoted;
 use super::types::{
-    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, ModelVersion, Partitioning,
-    SloTarget, WarmupConfig, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
+    WarmupConfig, WarmupInput,
 };
-use super::{Context, absolute, batch, engine, isolation, openai, profile, shares, sleep, units, warmup};
+use super::versions::{self, VersionSource};
+use super::{
+    Context, absolute, batch, engine, isolation, openai, profile, rollout, shares, sleep, units, warmup,
+};
 
 /// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
@@ -26,19 +30,15 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     let gpus = sections.gpus;
     let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
-    let items = list.items();
-    let mut models: Vec<ModelConfig> = Vec::new();
-    for item in &items {
+    // A model has an instance for each version. `items` contains the item of each instance.
+    let (mut models, mut items, mut names) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for item in list.items() {
         let fields = item.fields();
-        let model = model(&fields, sections, context);
-        let named = models.iter().position(|other| other.name == model.name);
-        if let Some(first) = named.filter(|_| !model.name.is_empty()) {
-            let first = items[first].line();
-            let message =
-                format!("the model in line {first} is named `{}` too; use different names", model.name);
-            fields.fault("name", message);
+        for source in versions::sources(&fields, context) {
+            models.push(model(&fields, &source, sections, context));
+            items.push(item.clone());
         }
-        models.push(model);
+        check_name(&fields, &item, &mut names);
     }
     shares::check_sums(&models, &items, gpus.len());
     isolation::note_clients(&models, &items, gpus, context);
@@ -46,14 +46,33 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     models
 }
 
-/// Reads a model. The initial share is set later, when all models have been read.
-pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
+/// Records a fault if another model has the name. `lines` contains the lines of the models by name.
+fn check_name(fields: &Fields<'_>, item: &Value<'_>, lines: &mut BTreeMap<String, usize>) {
+    let name = name(fields);
+    match lines.get(&name) {
+        Some(first) => fields
+            .fault("name", format!("the model in line {first} is named `{name}` too; use different names")),
+        None if name.is_empty() => {}
+        None => {
+            lines.insert(name, item.line());
+        }
+    }
+}
+
+/// Reads a version of a model. The initial share is set later, when all models have been read.
+pub(super) fn model(
+    fields: &Fields<'_>,
+    source: &VersionSource,
+    sections: &Sections<'_>,
+    context: &Context<'_>,
+) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
+    context.file_faults.borrow_mut().extend(source.missing.clone());
     let ModelGpu { index, is_auto } = fields.read("gpu", |value| gpu(value, gpus));
     let gpu = gpus.get(index);
-    let (engine, inputs) = engine::engine(fields, gpu, limits, context);
-    let name = name(fields);
+    let (engine, inputs) = engine::engine(fields, source, gpu, limits, context);
+    let version = source.version(name(fields));
     let profile = fields.get("profile").and_then(|value| Some((context.path(&value)?, value)));
     let read = profile.as_ref().and_then(|(path, value)| profile::load(value, path, context));
     let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
@@ -66,11 +85,10 @@ pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Cont
         note_hopeless(fields, &slo, profile, gpu, context);
         note_other_shapes(fields, &warmup, profile, context);
     }
-    let version = ModelVersion { model: name, number: 1, folder: None };
     let model = ModelConfig {
         name: version.instance_name(),
         version,
-        rollout: None,
+        rollout: fields.optional("rollout", |value| Some(rollout::rollout(&value.fields(), None))),
         gpu: index,
         gpu_auto: is_auto,
         profile: read,

@@ -311,6 +311,11 @@ impl<'a> Fields<'a> {
         Some(Value { node: &entry.node, kind, path: join(&self.path, name), log: self.log })
     }
 
+    /// Returns whether the document has the key.
+    pub(super) fn has(&self, name: &'static str) -> bool {
+        self.written(name).is_some()
+    }
+
     /// Sets the YAML that [`render`](super::render()) writes for a key, whether or not the document has
     /// the key.
     pub(super) fn show(&self, name: &'static str, yaml: String) {

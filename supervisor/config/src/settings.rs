@@ -140,7 +140,7 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
     }
     let known = |name: &Value<'_>| {
         let text = name.text()?;
-        let known = models.iter().any(|model| model.name == text);
+        let known = models.iter().any(|model| model.served_name() == text);
         if !known {
             name.fault(format!("model `{text}` not found; use the name of a model"));
         }

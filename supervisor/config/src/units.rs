@@ -84,16 +84,26 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
 const PARTS: u32 = SampleRate::ALL / 100;
 
 pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
-    let parts =
+    millionths(text).ok_or_else(|| invalid_percentage("sampling rate", text))
+}
+
+/// Parses a percentage such as `2.5%`, and returns it as a fraction from 0 to 1.
+pub(super) fn fraction(text: &str) -> Result<f64, String> {
+    let parts = millionths(text).ok_or_else(|| invalid_percentage("part", text))?.parts();
+    Ok(f64::from(parts) / f64::from(SampleRate::ALL))
+}
+
+fn millionths(text: &str) -> Option<SampleRate> {
+    let number =
         text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));
-    let parts = parts.and_then(|number| scaled(number, u64::from(PARTS)));
-    let sample = parts.and_then(|parts| SampleRate::new(u32::try_from(parts).ok()?));
-    sample.ok_or_else(|| {
-        format!(
-            "invalid sampling rate `{text}`; use a percentage from 0% to 100% with at most four decimals, \
-             for example 1% or 0.05%"
-        )
-    })
+    SampleRate::new(u32::try_from(scaled(number?, u64::from(PARTS))?).ok()?)
+}
+
+fn invalid_percentage(what: &str, text: &str) -> String {
+    format!(
+        "invalid {what} `{text}`; use a percentage from 0% to 100% with at most four decimals, for example \
+         1% or 0.05%"
+    )
 }
 
 fn show(value: u64, units: &[(&str, u64)]) -> String {
@@ -191,11 +201,12 @@ mod tests {
             ("12.5%", 125_000),
         ] {
             assert_eq!(sample(text).map(SampleRate::parts), Ok(parts), "{text}");
+            assert_eq!(fraction(text), Ok(f64::from(parts) / 1e6), "{text}");
         }
         for text in
             ["", "%", "1", "0.01", "101%", "100.0001%", "0.00001%", "-1%", "+1%", "1 %", "1e1%", ".5%", "5.%"]
         {
-            assert!(sample(text).is_err(), "{text}");
+            assert!(sample(text).is_err() && fraction(text).is_err(), "{text}");
         }
     }
 

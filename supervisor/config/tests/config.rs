@@ -86,6 +86,8 @@ fn a_printed_configuration_loads_as_the_same() {
         "tests/config/shortest.yaml",
         "tests/config/warmup-of-files.yaml",
         "tests/config/warmup-files.yaml",
+        "tests/config/versions.yaml",
+        "tests/config/versions-missing.yaml",
         "../../configs/two-emulated.yaml",
     ] {
         let loaded = load(Path::new(file)).unwrap();
@@ -419,6 +421,14 @@ fn check_reports_faults_and_returns_the_exit_code() {
     assert_eq!((status, err.as_str()), (0, ""));
     assert!(out.starts_with("run_dir: /run/x\n"), "{out}");
 
+    for (number, versions) in [("1", "1 model"), ("7", "1 model with 2 versions")] {
+        let version = folder.path().join("v").join(number);
+        fs::create_dir_all(&version).unwrap();
+        fs::write(version.join("model.onnx"), NO_OPERATORS).unwrap();
+        let (_, out, _) = check("run_dir: /run/x\nmodels: [{path: v, versions: all, slo: 20ms}]", false);
+        assert_eq!(out, format!("x.yaml: {versions} on 1 GPU: valid\n"));
+    }
+
     let (status, out, err) = check(&fine.replace("/run/x", "/run/refused"), false);
     assert_eq!(
         (status, out.as_str(), err.as_str()),
@@ -444,4 +454,26 @@ fn the_defaults_of_fields_keep_their_kinds() {
     let fields = std::sync::Arc::unwrap_or_clone(model.openai.take().unwrap()).completions.unwrap().fields;
     let defaults: Vec<_> = fields.values().map(|field| field.default.as_ref().unwrap().to_string()).collect();
     assert_eq!(defaults, ["1.0", "true", "\"7\"", "\"x y\""]);
+}
+
+#[test]
+fn versions_and_rollouts_are_printed_with_their_defaults() {
+    let config = load(Path::new("tests/config/versions.yaml")).unwrap();
+    let names: Vec<_> = config.models.iter().map(|model| &model.name[..]).collect();
+    let all = ["bert:10", "all:1", "all:3", "all:10", "listed:1", "listed:3", "single"];
+    assert_eq!(names, all);
+    assert!(config.models[0].rollout.is_none() && config.models[1].rollout.is_some());
+    assert_eq!(config.models[1].rollout, Some(config::RolloutConfig::default()));
+    let printed = config::render(&config).replace('"', "");
+    let models = printed.split_once("models:").unwrap().1;
+    let items: Vec<_> = models.split("\n  - ").skip(1).collect();
+    let (latest, all, single) = (items[0], items[1], items[3]);
+    assert!(latest.starts_with("name: bert\n    # engine: not set; from the suffix of path\n"), "{latest}");
+    assert!(latest.contains("/versions/bert\n    versions: latest\n"), "{latest}");
+    assert!(latest.contains("    # rollout: not set; as soon as it is ready\n"), "{latest}");
+    let defaults = "    rollout:\n      mirror: 5%\n      canary: []\n      for: 5m\n      share: 10%\n      \
+        compare: tolerance\n      # sticky: not set; each request is assigned on its own\n      keep: 10m\n      \
+        replace: false\n      abort_if:\n        errors: 1%\n        differences: 1%\n        slowdown: 2.5\n";
+    assert!(all.contains(defaults), "{all}");
+    assert!(!single.contains("versions"), "{single}");
 }

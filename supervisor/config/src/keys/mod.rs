@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::engine::EngineName;
 use super::faults::FaultLog;
-use super::types::{HandoverMode, OnLate, Partitioning, ProviderKind, SleepConfig};
+use super::types::{AnswerComparison, HandoverMode, OnLate, Partitioning, ProviderKind, SleepConfig};
 use super::units;
 use super::yaml::{self, YamlNode};
 
@@ -31,6 +31,9 @@ pub(super) static CONFIG: LazyLock<Kind> = LazyLock::new(|| Kind::defined("confi
 
 /// The keys of a profile.
 pub(super) static PROFILE: LazyLock<Kind> = LazyLock::new(|| Kind::defined("profile"));
+
+/// The keys of a model's rollout.
+pub(super) static ROLLOUT: LazyLock<Kind> = LazyLock::new(|| Kind::defined("rollout"));
 
 /// The keys of the configuration that a client sends with the protocol's `load` call.
 pub(super) static CLIENT_CHANGES: LazyLock<Kind> = LazyLock::new(|| Kind::defined("client_changes"));
@@ -52,6 +55,16 @@ pub(super) const ENGINES: Words<EngineName, 3> = [
 
 pub(super) const PROVIDERS: Words<ProviderKind, 2> =
     [("cuda", ProviderKind::Cuda), ("tensorrt", ProviderKind::TensorRt)];
+
+/// The words of `versions`. True means all versions. Instead of a word, it can be a list of numbers.
+pub(super) const VERSIONS: Words<bool, 2> = [("latest", false), ("all", true)];
+
+/// The words of `rollout.compare`. Instead of a word, it can be a map.
+pub(super) const COMPARISONS: Words<AnswerComparison, 3> = [
+    ("tolerance", AnswerComparison::Tolerance),
+    ("argmax", AnswerComparison::Argmax),
+    ("none", AnswerComparison::Off),
+];
 
 pub(super) const HANDOVERS: Words<HandoverMode, 4> = [
     ("auto", HandoverMode::Auto),

@@ -82,6 +82,8 @@ fn words_and_limits_in_code_are_those_of_the_schema() {
     }
     assert_eq!(words("model", &["engine"]), names(&ENGINES));
     assert_eq!(words("model", &["providers"]), names(&PROVIDERS));
+    assert_eq!(words("model", &["versions"]), names(&VERSIONS));
+    assert_eq!(words("rollout", &["compare"]), names(&COMPARISONS));
     assert_eq!(words("model", &["handover"]), names(&HANDOVERS));
     assert_eq!(words("model", &["standby"]), names(&STANDBYS));
     assert_eq!(words("model", &["queue", "on_late"]), names(&ON_LATE));
@@ -91,6 +93,8 @@ fn words_and_limits_in_code_are_those_of_the_schema() {
     assert_eq!(words("config", &["gpus", "partition"]), names(&PARTITIONS));
     let model = &CONFIG.of_key("models").items().kind;
     assert_eq!(model.of_key("batch").of_key("max").whole(), (0, MAX_REQUESTS as i64));
+    assert_eq!(model.of_key("versions").items().most, crate::versions::MAX_VERSIONS);
+    assert_eq!(model.of_key("versions").items().kind.whole(), (1, i64::from(u32::MAX)));
 }
 
 /// Returns Markdown as plain text: without code marks and the targets of links.

@@ -106,6 +106,14 @@ impl EngineConfig {
         matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&ProviderKind::TensorRt))
     }
 
+    /// Returns the path of the model's file or folder. The emulated engine has none.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::OnnxRuntime { path, .. } | Self::Python { path, .. } => Some(path),
+            Self::Emulated { .. } => None,
+        }
+    }
+
     /// Returns the time after which a worker interrupts a step of streams, if the engine has streams.
     pub fn step_timeout(&self) -> Option<Duration> {
         match self {
