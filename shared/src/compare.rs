@@ -50,7 +50,7 @@ pub enum AnswerComparison {
     Argmax,
     /// The smallest cosine of the angle between two vectors along the last axis.
     Cosine(f64),
-    /// Nothing is compared.
+    /// No comparison.
     Off,
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{check_run, cost, init, manual, place, serve};
+use crate::{check_run, cost, init, manual, place, rollout, serve};
 use shadowslice_config as config;
 use shadowslice_control::host;
 use shadowslice_ingress::expiry_warnings;
@@ -139,6 +139,37 @@ enum Command {
         model: String,
         /// The GPU's index in the configuration, counted from 0.
         gpu: usize,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Roll out a new version of a model beside the released one, step by step.
+    ///
+    /// The new version starts beside the released one and verifies its outputs. It first gets copies
+    /// of requests at a small share, and its answers and times are compared (--mirror). Then it
+    /// answers a growing part of the requests (--canary), and at last all of them. It is rolled back
+    /// when it fails, violates the SLO, or exceeds a bound. Options that you do not give come from
+    /// the model's `rollout` section.
+    Rollout {
+        #[command(flatten)]
+        options: Box<rollout::RolloutOptions>,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// End the current step of a model's rollout, so that the next one begins.
+    ///
+    /// When the new version is released, `promote` unloads the former version.
+    Promote {
+        /// The model's name.
+        model: String,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Send all requests to the former version of a model again, and end the rollout.
+    ///
+    /// The former version is loaded during a rollout, and for `rollout.keep` after it.
+    Rollback {
+        /// The model's name.
+        model: String,
         #[command(flatten)]
         at: RunDir,
     },
@@ -311,6 +342,11 @@ pub(crate) fn run() -> ExitCode {
         }
         Command::Reload { json, at } => send(&ControlRequest::Reload, json, at),
         Command::Move { model, gpu, at } => send(&ControlRequest::Move { model, gpu }, false, at),
+        Command::Rollout { options, at } => {
+            at.path().map_or_else(|code| code, |at| rollout::run(&options, &at))
+        }
+        Command::Promote { model, at } => send(&ControlRequest::Promote { model }, false, at),
+        Command::Rollback { model, at } => send(&ControlRequest::Rollback { model }, false, at),
         Command::Upgrade { at } => send(&ControlRequest::Upgrade, false, at),
         Command::Hold { model, at } => send(&ControlRequest::Hold { model, held: true }, false, at),
         Command::Release { model, at } => send(&ControlRequest::Hold { model, held: false }, false, at),

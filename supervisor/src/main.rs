@@ -9,6 +9,7 @@ mod lifecycle;
 mod listeners;
 mod manual;
 mod place;
+mod rollout;
 mod running;
 mod serve;
 mod serving;

@@ -9,7 +9,7 @@ use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::controller::{Context, ControlThread};
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::start_timeout;
+use shadowslice_control::models::{PersistedState, start_timeout};
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{AdminContext, Upgrade};
@@ -164,7 +164,13 @@ async fn serve(
     };
     let ending = Ending { lame_duck: config.lame_duck, succession, upgrades_rx };
     let outcome = run_until_ended(service, &mut signals, ending).await;
+    // Otherwise, another supervisor has the state.
+    let saves_state = !matches!(*shared.phase.borrow(), Phase::Leaving | Phase::TakingOver);
     tasks.cancel();
+    if saves_state {
+        // The task that saves the state may have waited with the last change.
+        save_state(&running, &state_file);
+    }
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
     let exporter = telemetry.exporter.take();
     let code = stop(outcome, &mut control, &mut signals, limit, exporter).await;
@@ -173,6 +179,18 @@ async fn serve(
         access_log.end();
     }
     code
+}
+
+/// Saves the state for the next start, unless the next supervisor has it already.
+fn save_state(running: &Running, file: &Path) {
+    let state = PersistedState::of(&running.models.borrow(), &running.router);
+    if let Err(error) = state.write(file) {
+        tracing::warn!(
+            %error,
+            file = %file.display(),
+            "cannot save the models' state; after a restart, the last changes of shares and releases are lost"
+        );
+    }
 }
 
 /// Stops the workers, and sends the last traces meanwhile. Returns the exit code.

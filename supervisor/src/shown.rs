@@ -52,7 +52,7 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
     let told = |model: &Served| {
         let report = model.report.borrow();
         Some(metrics::ModelMetrics {
-            status: statuses.remove(&model.model.name)?,
+            status: statuses.remove(&model.shown_name())?,
             totals: model.pipeline.totals(),
             changes: report.changes.clone(),
             waits: report.waits.clone(),

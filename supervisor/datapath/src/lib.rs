@@ -16,3 +16,4 @@ pub mod router;
 pub mod sockets;
 pub mod tenants;
 pub mod trace;
+pub mod versions;

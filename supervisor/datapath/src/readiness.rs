@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 use shadowslice_config::ReadyConfig;
 
-use crate::router::Route;
+use crate::router::{HostedModel, Route};
 
 /// The state of the host, which is independent of its models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,15 +35,18 @@ impl Readiness {
     /// loading (see [`Pipeline::is_loading`](crate::pipeline::Pipeline::is_loading)), and stays
     /// complete. Call this function before `models` changes, because models that are added later do
     /// not count.
-    pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
-        if !models.is_empty() && !models.values().any(|model| model.is_loading()) {
+    pub(crate) fn is_started(&self, models: &HashMap<String, HostedModel>) -> bool {
+        if !models.is_empty()
+            && !models.values().filter_map(|model| model.released.as_ref()).any(Route::is_loading)
+        {
             self.started.store(true, Ordering::Relaxed);
         }
         self.started.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn is_ready(&self, models: &HashMap<String, Route>) -> bool {
-        let ready = |(name, model): (&String, &Route)| !self.is_drained(name) && model.ready().is_ok();
+    pub(crate) fn is_ready(&self, models: &HashMap<String, HostedModel>) -> bool {
+        let serves = |model: &HostedModel| model.released.as_ref().is_some_and(|route| route.ready().is_ok());
+        let ready = |(name, model): (&String, &HostedModel)| !self.is_drained(name) && serves(model);
         let host = self.host == HostState::Serving;
         host && match &self.rule {
             ReadyConfig::All => models.iter().all(ready),

@@ -93,6 +93,7 @@ impl Availability {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelListing {
     pub name: String,
+    pub version: u32,
     pub state: Availability,
     pub reason: String,
 }

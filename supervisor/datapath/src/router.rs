@@ -13,6 +13,7 @@ use crate::heartbeat::Heartbeat;
 use crate::pipeline::{Answers, Pipeline, RequestArrival, RequestFailure, RequestInput, RequestOptions};
 use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
+use crate::versions::{Canary, Mirror};
 
 /// The models that requests can reach now. [`Router::set`] replaces all models in one step.
 #[derive(Debug)]
@@ -24,11 +25,34 @@ pub struct Router {
 
 #[derive(Debug, Default)]
 struct Hosted {
-    models: HashMap<String, Route>,
+    models: HashMap<String, HostedModel>,
     readiness: Readiness,
 }
 
-/// A route to one model. A request holds its route until it is answered. A model that is removed
+/// The versions of a model that requests can reach.
+#[derive(Debug, Default)]
+pub struct HostedModel {
+    /// The version that answers requests that name no version. `None` if it cannot be reached.
+    pub released: Option<Route>,
+    /// The other versions.
+    pub others: Vec<Route>,
+    /// The new version that answers a part of the requests that name no version.
+    pub canary: Option<Canary>,
+}
+
+impl HostedModel {
+    fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.released.iter().chain(&self.others)
+    }
+}
+
+impl From<Route> for HostedModel {
+    fn from(released: Route) -> Self {
+        Self { released: Some(released), others: Vec::new(), canary: None }
+    }
+}
+
+/// A route to one version of a model. A request holds its route until it is answered. A model that is removed
 /// from the router continues to serve until no request holds a route to it.
 #[derive(Debug, Clone)]
 pub struct Route {
@@ -40,6 +64,8 @@ pub struct Route {
     /// dropped.
     _hold_tx: RouteHold,
     streams_tx: RouteHold,
+    /// The mirror that copies requests to a new version.
+    mirror: Option<Arc<Mirror>>,
 }
 
 /// A handle that keeps a model in use. Each request or stream has a clone for as long as it uses
@@ -58,7 +84,7 @@ impl Route {
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, RouteHolds) {
         let ((hold_tx, requests_rx), (streams_tx, streams_rx)) = (mpsc::channel(1), mpsc::channel(1));
         (
-            Self { pipeline, relay: None, _hold_tx: hold_tx, streams_tx },
+            Self { pipeline, relay: None, _hold_tx: hold_tx, streams_tx, mirror: None },
             RouteHolds { requests_rx, streams_rx },
         )
     }
@@ -73,6 +99,12 @@ impl Route {
     /// requests to the route instead, because they may have to reach another supervisor.
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
+    }
+
+    /// Returns the same route with a mirror that copies requests to a new version.
+    #[must_use]
+    pub fn with_mirror(&self, mirror: Arc<Mirror>) -> Self {
+        Self { mirror: Some(mirror), ..self.clone() }
     }
 
     pub(crate) fn is_loading(&self) -> bool {
@@ -101,11 +133,15 @@ impl Route {
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
         let options = options.within(arrival.timeout);
+        let copy = self.mirror.as_ref().filter(|_| !self.streams()).and_then(|mirror| mirror.select(&inputs));
         let answers = match &self.relay {
-            None => self.pipeline.infer(inputs, options, arrival).await,
-            Some(relay) => relay.infer(inputs, options, arrival, self.pipeline.streams()).await,
+            None => self.pipeline.infer(inputs, options, arrival).await?,
+            Some(relay) => relay.infer(inputs, options, arrival, self.pipeline.streams()).await?,
         };
-        Ok(answers?.with_hold(self.streams_tx.clone()))
+        if let (Some(copy), Some(original)) = (copy, answers.first()) {
+            copy.send(original);
+        }
+        Ok(answers.with_hold(self.streams_tx.clone()))
     }
 }
 
@@ -129,7 +165,7 @@ impl Router {
 
     /// Replaces the models. If a drained model is removed and later added again, it is no longer
     /// drained.
-    pub fn set(&self, models: HashMap<String, Route>) {
+    pub fn set(&self, models: HashMap<String, HostedModel>) {
         let before = {
             let Hosted { models: now, readiness } = &mut *self.hosted.write();
             readiness.is_started(now);
@@ -141,17 +177,69 @@ impl Router {
         self.changed_tx.send_replace(());
     }
 
+    /// Returns the released version of a model.
     pub fn model(&self, name: &str) -> Option<Route> {
-        self.hosted.read().models.get(name).cloned()
+        self.hosted.read().models.get(name)?.released.clone()
     }
 
-    /// Returns the models, sorted by name.
-    pub fn models(&self) -> Vec<(String, Route)> {
+    /// Returns the version that answers a request that names no version. `header` returns the value of a
+    /// header of the request.
+    pub fn select<'h>(&self, name: &str, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> Option<Route> {
         let hosted = self.hosted.read();
-        let mut models: Vec<_> =
-            hosted.models.iter().map(|(name, route)| (name.clone(), route.clone())).collect();
-        models.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        models
+        let model = hosted.models.get(name)?;
+        // Requests do not wait for a new version whose workers are restarting for good.
+        let canary = model.canary.as_ref().filter(|canary| canary.route.ready().is_ok());
+        let canary = canary.filter(|canary| canary.split.selects(header));
+        canary.map(|canary| &canary.route).or(model.released.as_ref()).cloned()
+    }
+
+    /// Returns a version of a model.
+    pub fn version(&self, name: &str, number: u32) -> Option<Route> {
+        let hosted = self.hosted.read();
+        hosted.models.get(name)?.routes().find(|route| route.pipeline.version() == number).cloned()
+    }
+
+    /// Returns the numbers of a model's versions in ascending order.
+    pub fn versions(&self, name: &str) -> Vec<u32> {
+        let hosted = self.hosted.read();
+        let routes = hosted.models.get(name).into_iter().flat_map(HostedModel::routes);
+        let mut numbers: Vec<u32> = routes.map(|route| route.pipeline.version()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Returns the route to the instance with this name, which serves one version.
+    pub(crate) fn instance(&self, name: &str) -> Option<Route> {
+        let hosted = self.hosted.read();
+        hosted
+            .models
+            .values()
+            .flat_map(HostedModel::routes)
+            .find(|route| route.pipeline.name() == name)
+            .cloned()
+    }
+
+    /// Returns the released versions of all models, sorted by the models' names.
+    pub fn models(&self) -> Vec<(String, Route)> {
+        self.sorted(|model| model.released.iter().cloned().collect())
+    }
+
+    /// Returns all versions of all models, sorted by the models' names and the versions' numbers.
+    pub fn all_versions(&self) -> Vec<(String, Route)> {
+        self.sorted(|model| model.routes().cloned().collect())
+    }
+
+    fn sorted(&self, routes: impl Fn(&HostedModel) -> Vec<Route>) -> Vec<(String, Route)> {
+        let hosted = self.hosted.read();
+        let named = |(name, model): (&String, &HostedModel)| {
+            routes(model).into_iter().map(|route| (name.clone(), route)).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = hosted.models.iter().flat_map(named).collect();
+        all.sort_by(|one, other| {
+            let key = |(name, route): &(String, Route)| (name.clone(), route.pipeline.version());
+            key(one).cmp(&key(other))
+        });
+        all
     }
 
     /// Returns a receiver that is notified when the models or the host's readiness may have
@@ -220,6 +308,7 @@ mod tests {
             tenant_weights: vec![1.0],
             step_timeout: Duration::from_secs(10),
             name: "m".to_owned(),
+            version: 1,
             live: LiveSettings {
                 slo: SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 },
                 max_delay: Duration::ZERO,
@@ -254,7 +343,7 @@ mod tests {
 
     fn set(router: &Router, models: &[(&str, &Arc<Pipeline>)]) {
         let route = |(name, pipeline): &(&str, &Arc<Pipeline>)| {
-            ((*name).to_owned(), Route::to(Arc::clone(pipeline)).0)
+            ((*name).to_owned(), Route::to(Arc::clone(pipeline)).0.into())
         };
         router.set(models.iter().map(route).collect());
     }
@@ -336,7 +425,7 @@ mod tests {
     async fn a_route_is_released_when_its_last_request_ends() {
         let router = Router::new(Heartbeat::new(Clock::start()));
         let (route, mut holds) = Route::to(pipeline());
-        router.set(HashMap::from([("m".to_owned(), route)]));
+        router.set(HashMap::from([("m".to_owned(), route.into())]));
         let route = router.model("m").unwrap();
         router.set(HashMap::new());
         assert!(router.model("m").is_none());

@@ -4,6 +4,7 @@ mod collect;
 mod gpus;
 mod plan;
 mod preemption;
+mod rollout;
 mod sleep;
 mod states;
 mod streams;
@@ -23,6 +24,7 @@ pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub(crate) use plan::{plan, why as plan_why};
 pub(crate) use preemption::pauses;
 pub use preemption::{PreemptedFor, PreemptionStatus};
+pub use rollout::{DifferenceStatus, MirrorStatus, RolloutPhase, RolloutStatus, SeenPhase};
 pub use sleep::SleepStatus;
 pub(crate) use sleep::sleep_note;
 pub use streams::StreamStatus;
@@ -32,7 +34,7 @@ pub(crate) use tenants::of_tenants;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
 use shadowslice_control::backend::BackendKind;
-use shadowslice_control::controller::{Handovers, Mechanism, ReportedState};
+use shadowslice_control::controller::{Handovers, Mechanism, ReportedState, VersionRole};
 use shadowslice_control::models::Needs;
 use shadowslice_control::process::LoadedFiles;
 use shadowslice_datapath::pipeline::SmUse;
@@ -109,7 +111,15 @@ pub struct GpuStatus {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelStatus {
+    /// The name of the model. A version that is not released has the suffix `:NUMBER`.
     pub name: String,
+    /// The name that clients use.
+    pub model: String,
+    /// The number of the version.
+    pub version: u32,
+    pub role: VersionRole,
+    /// The rollout in progress, or the end of the last one. `None` for versions that have no part in it.
+    pub rollout: Option<RolloutStatus>,
     pub state: ReportedState,
     /// The time since the model entered this state, in seconds.
     pub state_age_s: f64,
@@ -280,6 +290,12 @@ pub struct SloStatus {
 }
 
 impl ModelStatus {
+    /// Returns the status of a model with one version, for tests.
+    #[cfg(test)]
+    pub(crate) fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), model: name.to_owned(), version: 1, ..Self::default() }
+    }
+
     /// Returns true if the model accepts requests, but has no requests now and got none in the last
     /// minute or two.
     pub fn is_idle(&self) -> bool {

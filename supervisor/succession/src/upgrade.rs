@@ -1,5 +1,6 @@
 //! An upgrade, as the supervisor that serves executes it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,6 +70,11 @@ impl Succession<'_> {
         // A model that is loaded, reloaded or moved now would change behind the next supervisor's back.
         let _no_commands = self.admin.registry.pause_commands(self.within).await?;
         self.settled().await?;
+        if let Some(model) = self.admin.models().rolling_out() {
+            return Err(format!(
+                "a rollout of model '{model}' is in progress; promote it or roll it back, and repeat the upgrade"
+            ));
+        }
         tracing::info!(program = %self.program.display(), "starting the next supervisor");
         let models = self.admin.models();
         let (state, path) = (PersistedState::of(&models, &self.admin.router), self.run_dir.state());
@@ -126,10 +132,14 @@ impl Succession<'_> {
     }
 
     fn final_state(&self, models: &ModelSet) -> FinalState {
-        let names = models.served.iter().map(|served| &served.model.name);
+        let names: BTreeSet<&str> = models.served.iter().map(|served| served.model.served_name()).collect();
         FinalState {
             drained: self.admin.router.host() == HostState::Drained,
-            drained_models: names.filter(|name| self.admin.router.is_model_drained(name)).cloned().collect(),
+            drained_models: names
+                .into_iter()
+                .filter(|name| self.admin.router.is_model_drained(name))
+                .map(str::to_owned)
+                .collect(),
             regions: self.memory.regions(),
         }
     }

@@ -22,7 +22,16 @@ pub(crate) enum Dependencies {
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     (
         "shared",
-        Dependencies::Only(&["nix", "postcard", "prost", "rustix", "serde", "serde_bytes", "thiserror"]),
+        Dependencies::Only(&[
+            "half",
+            "nix",
+            "postcard",
+            "prost",
+            "rustix",
+            "serde",
+            "serde_bytes",
+            "thiserror",
+        ]),
     ),
     ("worker", Dependencies::Without(&[OWN, &["tokio", "tracing"]], &["shadowslice-shared"])),
     ("worker/python", Dependencies::Only(&["pyo3", "shadowslice-shared", "shadowslice-worker"])),

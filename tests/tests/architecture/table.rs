@@ -238,17 +238,17 @@ pub(crate) const MAX_LINES: usize = 500;
 /// The maximum number of lines of code of each crate that operators run, without blank lines, comments
 /// and tests. A feature that needs more raises the limit on purpose.
 pub(crate) const MAX_CODE_LINES: &[(&str, usize)] = &[
-    ("shared", 1950),
-    ("worker", 8950),
+    ("shared", 2100),
+    ("worker", 8850),
     ("worker/python", 300),
-    ("supervisor", 2350),
-    ("supervisor/config", 4250),
-    ("supervisor/control", 10450),
-    ("supervisor/datapath", 6450),
-    ("supervisor/ingress", 8500),
-    ("supervisor/operations", 6850),
-    ("supervisor/policy", 7600),
-    ("supervisor/succession", 600),
+    ("supervisor", 2500),
+    ("supervisor/config", 4700),
+    ("supervisor/control", 12000),
+    ("supervisor/datapath", 6700),
+    ("supervisor/ingress", 8550),
+    ("supervisor/operations", 7200),
+    ("supervisor/policy", 7750),
+    ("supervisor/succession", 650),
 ];
 
 /// The maximum difference between the limit of a crate and its code in lines. If the difference is

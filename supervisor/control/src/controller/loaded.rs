@@ -18,7 +18,8 @@ pub(super) fn describe(
     loaded: &LoadedModel,
 ) -> Result<Metadata, BootRefusal> {
     Ok(Metadata {
-        name: model.name.clone(),
+        name: model.served_name().to_owned(),
+        version: model.version.number.to_string(),
         platform: match model.engine {
             EngineConfig::OnnxRuntime { .. } => "onnxruntime_onnx",
             EngineConfig::Python { .. } => "python",

@@ -56,6 +56,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::backend::GpuBackend;
 use crate::process::LoadedFiles;
+use serde::{Deserialize, Serialize};
 use shadowslice_config::ModelConfig;
 use shadowslice_datapath::pipeline::Pipeline;
 pub use shadowslice_policy::workers::{Cause, ResizeRefused};
@@ -81,6 +82,43 @@ pub struct Served {
     pub successor: Option<watch::Receiver<ModelReport>>,
     /// The files from which the model was loaded.
     pub files: Arc<LoadedFiles>,
+    pub role: VersionRole,
+}
+
+/// The part that an instance has in the service of its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VersionRole {
+    /// The instance answers requests that name no version.
+    #[default]
+    Released,
+    /// The instance serves a new version in a rollout.
+    Candidate,
+    /// The instance served before, and is kept for a rollback.
+    Former,
+    /// The instance answers requests that name its version.
+    Loaded,
+}
+
+impl VersionRole {
+    pub fn is_released(self) -> bool {
+        self == Self::Released
+    }
+}
+
+impl Served {
+    /// Returns the name that operators see: the model's name, with the version unless it is released.
+    pub fn shown_name(&self) -> String {
+        shown_name(&self.model, self.role)
+    }
+}
+
+/// Returns the name that operators see for a version of a model.
+pub fn shown_name(model: &ModelConfig, role: VersionRole) -> String {
+    match role {
+        VersionRole::Released => model.served_name().to_owned(),
+        _ => format!("{}:{}", model.served_name(), model.version.number),
+    }
 }
 
 /// An order to a controller.

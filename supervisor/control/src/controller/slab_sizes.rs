@@ -63,6 +63,7 @@ mod tests {
         };
         Metadata {
             name: "model".to_owned(),
+            version: "1".into(),
             platform: "onnxruntime_onnx",
             max_batch,
             streams: None,

@@ -49,6 +49,13 @@ impl ModelDiff {
         self.needs_workers.contains(&FILES)
     }
 
+    /// Returns the diff if a key differs. A default share that equals a given one does not count, nor does
+    /// another path of an equal profile.
+    fn unless_empty(self) -> Option<Self> {
+        let is_empty = self.in_place.is_empty() && self.needs_workers.is_empty();
+        (!is_empty).then_some(self)
+    }
+
     pub(super) fn keys(&self) -> Vec<&'static str> {
         self.in_place.iter().chain(&self.needs_workers).copied().collect()
     }
@@ -150,77 +157,91 @@ fn sample(old: &Config, new: &Config) -> Option<SampleRate> {
 
 /// Returns the changes of a model, or `None` if no key differs.
 pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> {
+    // Without `..`, so that a new key does not compile until it is compared below.
     let ModelConfig {
         name: _,
         version: _,
-        rollout,
+        rollout: _,
         engine: _,
-        gpu,
-        gpu_auto,
-        profile,
+        gpu: _,
+        gpu_auto: _,
+        profile: _,
         profile_path: _,
-        share,
-        slo,
-        batch: BatchConfig { max, sizes, max_delay },
-        queue: QueueConfig { max_requests, memory, on_late },
-        cache,
-        openai,
-        priority,
-        handover,
-        shared_worker,
-        sleep,
-        standby,
-        cpus,
-        memory_limit,
-        warmup,
-        broken,
+        share: _,
+        slo: _,
+        batch: BatchConfig { max: _, sizes: _, max_delay: _ },
+        queue: QueueConfig { max_requests: _, memory: _, on_late: _ },
+        cache: _,
+        openai: _,
+        priority: _,
+        handover: _,
+        shared_worker: _,
+        sleep: _,
+        standby: _,
+        cpus: _,
+        memory_limit: _,
+        warmup: _,
+        broken: _,
     } = new;
-    // With `handover: never`, another share needs new workers.
-    let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
-    // A worker starts either with a partition or with a percentage, and cannot change this.
-    let same_mechanism = handover.may_be_in_process() == old.handover.may_be_in_process();
-    let in_place = [
-        ("share.initial", share.initial == old.share.initial || !moves),
-        ("share.min", share.min == old.share.min),
-        ("share.max", share.max == old.share.max),
-        ("slo", *slo == old.slo),
-        ("batch.max_delay", *max_delay == old.batch.max_delay),
-        ("queue.on_late", *on_late == old.queue.on_late),
-        ("priority", *priority == old.priority),
-        ("handover", *handover == old.handover || !same_mechanism),
-        ("sleep", *sleep == old.sleep),
-        ("standby", *standby == old.standby),
-        ("openai", *openai == old.openai),
-        ("rollout", *rollout == old.rollout),
-        ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
-    ];
-    let needs_workers = [
-        ("share.initial", moves),
-        ("handover", same_mechanism),
-        ("gpu", *gpu == old.gpu),
-        ("profile", *profile == old.profile),
-        ("batch.max", *max == old.batch.max),
-        ("batch.sizes", *sizes == old.batch.sizes),
-        ("queue.max_requests", *max_requests == old.queue.max_requests),
-        ("queue.memory", *memory == old.queue.memory),
-        ("cache", *cache == old.cache),
-        ("cpus", *cpus == old.cpus),
-        ("isolation", shared_worker.is_some() == old.shared_worker.is_some()),
-        ("worker", is_same_worker(shared_worker.as_ref(), old.shared_worker.as_ref())),
-        ("memory", *memory_limit == old.memory_limit),
-        ("warmup", *warmup == old.warmup),
-        (FILES, *broken == old.broken),
-    ];
-    let in_place = differing(&in_place);
-    let needs_workers = [differing(&needs_workers), engine(&old.engine, &new.engine)].concat();
-    // A default share that equals a given one does not count, nor does another path of an equal profile.
-    let differs = !in_place.is_empty() || !needs_workers.is_empty();
-    differs.then(|| ModelDiff { model: new.clone(), in_place, needs_workers })
+    let needs_workers = [needs_workers(old, new), engine(&old.engine, &new.engine)].concat();
+    ModelDiff { model: new.clone(), in_place: in_place(old, new), needs_workers }.unless_empty()
 }
 
-/// Returns false if both are shared workers with different names.
-fn is_same_worker(new: Option<&String>, old: Option<&String>) -> bool {
-    new == old || new.is_none() || old.is_none()
+/// Returns whether another share needs new workers.
+fn is_replaced_for_share(old: &ModelConfig, new: &ModelConfig) -> bool {
+    new.share.initial != old.share.initial && new.handover == HandoverMode::Never
+}
+
+fn in_place(old: &ModelConfig, new: &ModelConfig) -> Vec<&'static str> {
+    let same_share = new.share.initial == old.share.initial || is_replaced_for_share(old, new);
+    let same_mode = new.handover == old.handover || !has_same_mechanism(new.handover, old.handover);
+    differing(&[
+        ("share.initial", same_share),
+        ("share.min", new.share.min == old.share.min),
+        ("share.max", new.share.max == old.share.max),
+        ("slo", new.slo == old.slo),
+        ("batch.max_delay", new.batch.max_delay == old.batch.max_delay),
+        ("queue.on_late", new.queue.on_late == old.queue.on_late),
+        ("priority", new.priority == old.priority),
+        ("handover", same_mode),
+        ("sleep", new.sleep == old.sleep),
+        ("standby", new.standby == old.standby),
+        ("openai", new.openai == old.openai),
+        ("versions", new.version.folder == old.version.folder),
+        ("rollout", new.rollout == old.rollout),
+        ("gpu", new.gpu_auto == old.gpu_auto || new.gpu != old.gpu),
+    ])
+}
+
+fn needs_workers(old: &ModelConfig, new: &ModelConfig) -> Vec<&'static str> {
+    differing(&[
+        ("share.initial", !is_replaced_for_share(old, new)),
+        ("handover", has_same_mechanism(new.handover, old.handover)),
+        ("gpu", new.gpu == old.gpu),
+        ("profile", new.profile == old.profile),
+        ("batch.max", new.batch.max == old.batch.max),
+        ("batch.sizes", new.batch.sizes == old.batch.sizes),
+        ("queue.max_requests", new.queue.max_requests == old.queue.max_requests),
+        ("queue.memory", new.queue.memory == old.queue.memory),
+        ("cache", new.cache == old.cache),
+        ("cpus", new.cpus == old.cpus),
+        isolation(new.shared_worker.as_ref(), old.shared_worker.as_ref()),
+        ("memory", new.memory_limit == old.memory_limit),
+        ("warmup", new.warmup == old.warmup),
+        (FILES, new.broken == old.broken),
+    ])
+}
+
+/// Returns whether a worker can change from one mode to the other. A worker starts either with a partition
+/// or with a percentage.
+fn has_same_mechanism(new: HandoverMode, old: HandoverMode) -> bool {
+    new.may_be_in_process() == old.may_be_in_process()
+}
+
+/// Returns the key that decides which models share a worker process, and whether it is the same.
+fn isolation(new: Option<&String>, old: Option<&String>) -> (&'static str, bool) {
+    let key = if new.is_some() == old.is_some() { "worker" } else { "isolation" };
+    (key, new == old)
 }
 
 /// Returns the keys without `true`, which means that both configurations have the same value.

@@ -116,6 +116,10 @@ impl PendingOutcome {
         Self { goal: goal.subscribe(), generation }
     }
 
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Waits for the outcome. If a later command has changed the desired state meanwhile, its outcome
     /// counts.
     pub(super) async fn outcome(mut self) -> Result<(), String> {

@@ -11,6 +11,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::MissedTickBehavior;
 
 use super::registry::Registry;
+use super::rollout::FolderWatch;
 use crate::process::{FileStamps, LoadedFiles};
 
 /// The time between two looks at the files of unready models. A change counts if the next look finds the
@@ -50,6 +51,7 @@ impl UnreadyFiles {
 #[derive(Debug, Default)]
 struct FileWatch {
     unready: HashMap<String, UnreadyFiles>,
+    folders: FolderWatch,
     looks: u32,
     /// The look at the files of ready models, which a file system may block.
     looking: Option<JoinHandle<()>>,
@@ -74,6 +76,7 @@ impl Registry {
             interval.tick().await;
             self.look_at_unready(&mut watch).await;
             self.look_at_ready(&mut watch);
+            self.look_at_folders(&mut watch.folders).await;
             self.move_for_slack().await;
         }
     }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::desired::{DesiredModel, FirstShare, InstanceSpec};
 use crate::controller::{
-    Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, Served, WaitReason,
+    Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, Served, VersionRole, WaitReason,
 };
 use crate::host::onnxruntime_library;
 use crate::process::{LoadedFiles, ReferenceFile, ReferenceFileError};
@@ -94,6 +94,7 @@ impl ModelFactory {
             tenant_weights: self.context.tenants.weights(),
             step_timeout: model.engine.step_timeout().unwrap_or_default(),
             name: model.name.clone(),
+            version: model.version.number,
             live: live(&model),
             max_requests: model.queue.max_requests,
             memory: model.queue.memory,
@@ -121,7 +122,17 @@ impl ModelFactory {
         let id = self.made.fetch_add(1, Ordering::Relaxed);
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
         let report_rx = report.clone();
-        let served = Served { id, model, gpu, pipeline, report, orders, successor: None, files };
+        let served = Served {
+            id,
+            model,
+            gpu,
+            pipeline,
+            report,
+            orders,
+            successor: None,
+            files,
+            role: VersionRole::default(),
+        };
         let limit = start_timeout(&self.context.timeouts);
         Ok(Instance {
             served,

@@ -41,9 +41,9 @@ impl Registry {
         let outcome = match &command {
             ModelCommand::Load { model, config } => {
                 tracing::info!(model, config, "a client loads a model");
-                self.load(model, config.as_deref()).await
+                self.load_versions(model, config.as_deref()).await
             }
-            ModelCommand::Unload { model } => self.unload(model, UNLOADED).await,
+            ModelCommand::Unload { model } => self.unload_versions(model).await,
         };
         let (action, model) = command.action_and_model();
         let audited = outcome.clone().map_err(|why| why.to_string());
@@ -52,12 +52,42 @@ impl Registry {
         reply_tx.send(outcome).ok();
     }
 
-    /// Unloads a model. Returns when the router has no route to the model.
+    async fn load_versions(&self, model: &str, json: Option<&str>) -> Result<(), ModelCommandError> {
+        for name in self.versions_of("load", model)? {
+            self.load(&name, json).await?;
+        }
+        Ok(())
+    }
+
+    async fn unload_versions(&self, model: &str) -> Result<(), ModelCommandError> {
+        for name in self.versions_of("unload", model)? {
+            self.unload(&name, UNLOADED).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the instances of a model for a command that concerns all of them.
+    fn versions_of(&self, command: &'static str, model: &str) -> Result<Vec<String>, ModelCommandError> {
+        let table = self.table();
+        if table.rollout(model).is_some() {
+            let why =
+                "a rollout is in progress, or its former version is kept; promote it or roll it back first";
+            return Err(ModelCommandError::Failed(model.to_owned(), why.to_owned()));
+        }
+        let entries = table.entries().iter().filter(|entry| entry.served_name == model);
+        let names: Vec<String> = entries.map(|entry| entry.name.clone()).collect();
+        if names.is_empty() {
+            return Err(ModelCommandError::Unknown(command, model.to_owned()));
+        }
+        Ok(names)
+    }
+
+    /// Unloads an instance. Returns when the router has no route to it.
     pub async fn unload(&self, name: &str, why: &'static str) -> Result<(), ModelCommandError> {
         let _permit = self.begin_command().map_err(|_| ModelCommandError::Busy)?;
         let ticket = {
             let table = self.table();
-            let Some(entry) = table.entry(name) else {
+            let Some(entry) = table.instance(name) else {
                 return Err(ModelCommandError::Unknown("unload", name.to_owned()));
             };
             PendingOutcome::change(&entry.goal, |desired, _| {
@@ -67,25 +97,31 @@ impl Registry {
         ticket.outcome().await.map_err(|why| ModelCommandError::Failed(name.to_owned(), why))
     }
 
-    /// Loads a model, or loads it again. Its files are read, and `json` overrides its configuration.
+    /// Loads an instance, or loads it again. Its files are read, and `json` overrides its configuration.
     pub(super) async fn load(&self, name: &str, json: Option<&str>) -> Result<(), ModelCommandError> {
         let _permit = self.begin_command().map_err(|_| ModelCommandError::Busy)?;
         let Load { ticket, loads, unloaded_before } = self.begin_load(name, json).await?;
         let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
-        match ticket.outcome().await {
-            Ok(()) if self.table().entry(name).is_some_and(Entry::is_to_be_served) => {
-                self.undrain(name);
+        let outcome = ticket.outcome().await;
+        let served_name = {
+            let table = self.table();
+            let entry = table.instance(name).filter(|entry| entry.is_to_be_served());
+            entry.map(|entry| entry.served_name.clone())
+        };
+        match (outcome, served_name) {
+            (Ok(()), Some(model)) => {
+                self.undrain(&model);
                 if let Some(json) = json {
                     let mut table = self.table();
-                    if let Some(entry) = table.entry_mut(name) {
+                    if let Some(entry) = table.instance_mut(name) {
                         entry.overrides.add(json);
                     }
                     self.publish(&table);
                 }
                 Ok(())
             }
-            Ok(()) => Err(failed("another command unloaded the model".to_owned())),
-            Err(why) => {
+            (Ok(()), None) => Err(failed("another command unloaded the model".to_owned())),
+            (Err(why), _) => {
                 if let Some(before) = unloaded_before {
                     self.give_up_load(name, &loads, &before).await;
                 }
@@ -101,7 +137,7 @@ impl Registry {
         let unknown = || ModelCommandError::Unknown("load", name.to_owned());
         let (config, written) = {
             let table = self.table();
-            (table.desired_config(), table.written(name).cloned().ok_or_else(unknown)?)
+            (table.desired_config(), table.written(name).ok_or_else(unknown)?)
         };
         let changes = json.unwrap_or("{}").to_owned();
         let read = move || {
@@ -116,7 +152,7 @@ impl Registry {
         }
         let table = self.table();
         let first = self.first_share(&table, &model);
-        let entry = table.entry(name).ok_or_else(unknown)?;
+        let entry = table.instance(name).ok_or_else(unknown)?;
         let unloaded_before = (!entry.is_to_be_served()).then(|| entry.model());
         let policy_acts = table.config.controller.acting_policy().is_some();
         let loads = Arc::new(model);
@@ -143,7 +179,7 @@ impl Registry {
         let ticket = {
             let table = self.table();
             let is_own = |entry: &&Entry| config_diff::change(&entry.model(), loads).is_none();
-            table.entry(name).filter(is_own).map(|entry| {
+            table.instance(name).filter(is_own).map(|entry| {
                 PendingOutcome::change(&entry.goal, |desired, _| {
                     desired.spec.model = Arc::clone(before);
                     desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };

@@ -28,9 +28,12 @@ mod placement;
 mod reconciler;
 mod registry;
 mod reload;
+mod rollout;
 mod row;
 mod share_request;
 mod succession;
+mod version_merge;
+mod versions;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,17 +43,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::controller::{ModelState, Order, ReportedState};
+use crate::controller::{ModelState, Order, ReportedState, VersionRole, shown_name};
 use shadowslice_config::ModelConfig;
 use shadowslice_datapath::repository::{Availability, ModelListing};
+use shadowslice_policy::rollout::RolloutStage;
 
 use client_overrides::ClientOverrides;
+use versions::Release;
 
 pub use crate::controller::Served;
 pub use instance::{ModelFactory, start_timeout};
 pub use needs::Needs;
 pub use persisted_state::{PersistedModel, PersistedState};
 pub use registry::{MAX_COMMANDS, Registry, StartError, Views};
+pub use rollout::{
+    BegunRollout, CommandedRollout, ModelRollout, RolloutCommand, RolloutHandle, RolloutOutcome,
+    RolloutRequest, stage_name,
+};
 
 const MOVED: &str = "the next supervisor serves the model";
 
@@ -95,6 +104,8 @@ pub enum ChangeKind {
     Changed,
     /// New workers with a queue of their own take over.
     Replaced,
+    /// A new version starts beside the released one.
+    RollingOut,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +115,9 @@ pub struct ModelSet {
     pub unloaded: Vec<Unloaded>,
     /// The changes by clients, by the model's name.
     overrides: BTreeMap<String, ClientOverrides>,
+    /// The released versions that the file does not name, by the models' names.
+    releases: BTreeMap<String, Release>,
+    pub rollouts: Vec<ModelRollout>,
     pub last_reload: Option<LastReload>,
 }
 
@@ -136,6 +150,7 @@ impl ReloadReport {
 #[derive(Debug)]
 pub struct Unloaded {
     pub model: Arc<ModelConfig>,
+    pub role: VersionRole,
     pub why: String,
     /// The last controller, which may still answer accepted requests.
     last: Option<mpsc::Sender<Order>>,
@@ -144,6 +159,11 @@ pub struct Unloaded {
 }
 
 impl Unloaded {
+    /// Returns the name that operators see.
+    pub fn shown_name(&self) -> String {
+        shown_name(&self.model, self.role)
+    }
+
     /// Returns the state for `status`.
     pub fn state(&self) -> ReportedState {
         match &self.last {
@@ -155,6 +175,14 @@ impl Unloaded {
 }
 
 impl ModelSet {
+    /// Returns the first model whose new version is not yet released in a rollout.
+    pub fn rolling_out(&self) -> Option<&str> {
+        let is_unreleased = |rollout: &&ModelRollout| {
+            rollout.active.as_ref().is_some_and(|active| active.stage != RolloutStage::Released)
+        };
+        self.rollouts.iter().find(is_unreleased).map(|rollout| rollout.model.as_str())
+    }
+
     /// Returns the models that clients can load and unload, in Triton's terms.
     pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<ModelListing> {
         let served = self.served.iter().map(|served| {
@@ -169,13 +197,13 @@ impl ModelSet {
                 ModelState::Unready { why, .. } => (Availability::Unavailable, why.clone()),
                 ModelState::Stopping => (Availability::Unloading, String::new()),
             };
-            let name = served.model.name.clone();
+            let (name, version) = (served.model.served_name().to_owned(), served.model.version.number);
             if state == Availability::Ready && is_drained(&name) {
                 let reason =
                     "the model is drained: the server still answers requests, but send no more".to_owned();
-                return ModelListing { name, state: Availability::Unavailable, reason };
+                return ModelListing { name, version, state: Availability::Unavailable, reason };
             }
-            ModelListing { name, state, reason }
+            ModelListing { name, version, state, reason }
         });
         let unloaded = self.unloaded.iter().map(|unloaded| {
             let (state, reason) = match unloaded.state() {
@@ -183,7 +211,9 @@ impl ModelSet {
                 ReportedState::Unloading => (Availability::Unloading, unloaded.why.clone()),
                 _ => (Availability::Unavailable, unloaded.why.clone()),
             };
-            ModelListing { name: unloaded.model.name.clone(), state, reason }
+            let model = &unloaded.model;
+            let (name, version) = (model.served_name().to_owned(), model.version.number);
+            ModelListing { name, version, state, reason }
         });
         served.chain(unloaded).collect()
     }

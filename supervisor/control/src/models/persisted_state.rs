@@ -11,7 +11,8 @@ use shadowslice_shared::units::Percent;
 use super::ModelSet;
 use super::client_overrides::ClientOverrides;
 use super::desired::FirstShare;
-use shadowslice_config::ModelConfig;
+use super::versions::{ModelVersions, Release, VersionTable};
+use shadowslice_config::{Config, ModelConfig};
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
 
@@ -27,6 +28,8 @@ pub struct PersistedState {
     /// True if an operator has drained the host.
     pub drained: bool,
     pub models: BTreeMap<String, PersistedModel>,
+    /// The released versions that the configuration file does not name, by the models' names.
+    pub(super) releases: BTreeMap<String, Release>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -60,7 +63,7 @@ impl PersistedState {
                 initial_percent: served.model.share.initial.get(),
                 share_percent: report.share.get(),
                 held: report.held,
-                drained: router.is_model_drained(name),
+                drained: router.is_model_drained(served.model.served_name()),
                 unloaded: false,
                 gpu: Some(served.model.gpu),
                 start_ms: report.start_ms(),
@@ -74,7 +77,23 @@ impl PersistedState {
             let model = PersistedModel { initial_percent, unloaded: true, gpu, ..PersistedModel::default() };
             (unloaded.model.name.clone(), model)
         });
-        Self { drained: router.host() == HostState::Drained, models: served.chain(unloaded).collect() }
+        let drained = router.host() == HostState::Drained;
+        Self { drained, models: served.chain(unloaded).collect(), releases: models.releases.clone() }
+    }
+
+    /// Returns the releases that are in force with this configuration.
+    pub(super) fn versions(&self, config: &Config) -> VersionTable {
+        let is_served = |(name, release): &(&String, &Release)| {
+            let is_it =
+                |model: &ModelConfig| model.served_name() == *name && model.version.number == release.number;
+            config.models.iter().any(is_it)
+        };
+        let versions = |(model, release): (&String, &Release)| {
+            let released = Some(release.number);
+            let versions = ModelVersions { released, release: Some(release.clone()), ..Default::default() };
+            (model.clone(), versions)
+        };
+        self.releases.iter().filter(is_served).map(versions).collect()
     }
 
     /// Reads the state. Returns the default if the file does not exist or cannot be read. In the second
@@ -167,7 +186,10 @@ mod tests {
             held: true,
             ..PersistedModel::default()
         };
-        let state = PersistedState { drained: true, models: BTreeMap::from([("m".to_owned(), model)]) };
+        let models = BTreeMap::from([("m".to_owned(), model)]);
+        let release = Release { number: 2, path: "/b".into(), written: "/a".into(), newest: 3 };
+        let releases = BTreeMap::from([("m".to_owned(), release)]);
+        let state = PersistedState { drained: true, models, releases };
         state.write(&path).unwrap();
         assert_eq!(PersistedState::read(&path), state);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no other file is left");

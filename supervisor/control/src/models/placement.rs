@@ -77,7 +77,7 @@ impl Registry {
     fn requirement(&self, table: &ModelTable, model: &ModelConfig) -> Share {
         let context = &self.0.factory.context;
         let gpu = &*context.gpus[model.gpu];
-        let served = table.entry(&model.name).and_then(|entry| entry.row.served());
+        let served = table.instance(&model.name).and_then(|entry| entry.row.served());
         let needs = match served {
             Some(served) => Needs::of(served, &context.readings.look()),
             None => Needs::from_profile(model, gpu),
@@ -109,20 +109,26 @@ impl Registry {
     /// Returns the reason why the model stays where it is.
     pub async fn move_to_gpu(&self, name: &str, gpu: usize) -> Result<bool, String> {
         let _permit = self.begin_command()?;
-        let (pending, from) = {
+        let (pending, moved) = {
             let _turn = self.0.reading.lock().await;
             let table = self.table();
-            let model = table.entry(name).ok_or_else(|| format!("model '{name}' not found"))?.model();
+            if table.rollout(name).is_some() {
+                return Err(format!(
+                    "a rollout of model '{name}' is in progress; promote it or roll it back first"
+                ));
+            }
+            let model = table.released(name).ok_or_else(|| format!("model '{name}' not found"))?.model();
             if !may_move(&model, gpu, self.0.factory.context.gpus.len())? {
                 return Ok(false);
             }
             let config = table.desired_config();
-            let to = |model: &ModelConfig| if model.name == name { gpu } else { model.gpu };
-            (self.assign(&table, &config.models.iter().map(to).collect::<Vec<_>>()), model.gpu)
+            let to = |other: &ModelConfig| if other.name == model.name { gpu } else { other.gpu };
+            let pending = self.assign(&table, &config.models.iter().map(to).collect::<Vec<_>>());
+            (pending, model)
         };
         let changes = outcomes(pending).await;
-        let why = changes.into_iter().find(|change| change.name == name).and_then(|change| change.why);
-        why.map_or(Ok(true), |why| Err(format!("model '{name}' stays on GPU {from}: {why}")))
+        let why = changes.into_iter().find(|change| change.name == moved.name).and_then(|change| change.why);
+        why.map_or(Ok(true), |why| Err(format!("model '{name}' stays on GPU {}: {why}", moved.gpu)))
     }
 
     /// Moves models if one violates its SLO, and if according to the requests of the last minutes more
@@ -151,6 +157,8 @@ impl Registry {
             && config.models.iter().any(|model| model.gpu_auto)
             // During a change, the statistics do not show what the model needs. During an upgrade, the
             // next supervisor decides.
+            // A new version at its small share is slow on purpose.
+            && table.versions.values().all(|versions| versions.rollout.is_none())
             && table.entries().iter().all(|entry| entry.goal.borrow().is_settled() && !entry.row.has_moved());
         if !can_move {
             return None;

@@ -4,7 +4,7 @@
 //! without holding anything. The models' reconcilers write the observed states. Each change is
 //! published to the router, to `status` and to the planner.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,9 @@ use super::instance::{Instance, MakeError, ModelFactory};
 use super::load::UNLOADED;
 use super::persisted_state::PersistedState;
 use super::reconciler::Reconciler;
+use super::rollout::{ModelRollout, RolloutHandle};
 use super::row::{Row, ServedBy};
+use super::versions::{self, Release, VersionTable, with_releases, written_path};
 use super::{LastReload, ModelSet};
 use crate::controller::{Served, first_shares};
 
@@ -65,7 +67,7 @@ pub(super) struct Inner {
     /// The turn to read the configuration or a model's files and to change desired states accordingly.
     pub(super) reading: AsyncMutex<()>,
     commands: Semaphore,
-    /// Notified if a reconciler has panicked.
+    /// Notified if a task of a model has panicked.
     panicked: Notify,
 }
 
@@ -74,6 +76,7 @@ pub(super) struct ModelTable {
     /// The configuration in force. Its models are as the file describes them.
     pub(super) config: Config,
     entries: Vec<Entry>,
+    pub(super) versions: VersionTable,
     last_id: u64,
     pub(super) last_reload: LastReload,
     /// The time before which no model moves to another GPU by itself.
@@ -84,7 +87,12 @@ pub(super) struct ModelTable {
 #[derive(Debug)]
 pub(super) struct Entry {
     id: u64,
+    /// The name of the instance.
     pub(super) name: String,
+    /// The name that clients use.
+    pub(super) served_name: String,
+    /// The number of the version.
+    pub(super) number: u32,
     pub(super) goal: SharedGoal,
     pub(super) row: Row,
     /// The changes by clients, which the file does not contain.
@@ -101,9 +109,11 @@ impl Registry {
         views: Views,
         (state, starts): (&PersistedState, bool),
     ) -> Result<Self, StartError> {
+        let config = &with_releases(config.clone(), &state.releases);
         let table = ModelTable {
             config: config.clone(),
             entries: Vec::new(),
+            versions: state.versions(config),
             last_id: 0,
             last_reload: LastReload::now(true),
             next_placement: Instant::now(),
@@ -143,7 +153,7 @@ impl Registry {
                     .await
                     .map_err(|why| StartError { model: written.name.clone(), why })?;
             }
-            registry.spawn(reconciler);
+            registry.spawn(reconciler.run());
         }
         Ok(registry)
     }
@@ -180,23 +190,23 @@ impl Registry {
         self.0.factory.context.policy_acts
     }
 
-    /// Runs a reconciler in a task of its own.
-    pub(super) fn spawn(&self, reconciler: Reconciler) {
-        let (registry, task) = (self.clone(), tokio::spawn(reconciler.run()));
+    /// Runs a reconciler or a rollout in a task of its own.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (registry, task) = (self.clone(), tokio::spawn(task));
         tokio::spawn(async move {
             if let Err(error) = task.await
                 && error.is_panic()
             {
                 tracing::error!(
                     %error,
-                    "a model's reconciler panicked, which is a bug in shadowslice; stopping the supervisor; please report it with the log"
+                    "a task of a model panicked, which is a bug in shadowslice; stopping the supervisor; please report it with the log"
                 );
                 registry.0.panicked.notify_one();
             }
         });
     }
 
-    /// Waits until a reconciler has panicked, which is a bug.
+    /// Waits until a task of a model has panicked, which is a bug.
     pub async fn panicked(&self) {
         self.0.panicked.notified().await;
     }
@@ -216,7 +226,11 @@ impl Registry {
         };
         let goal: SharedGoal = Arc::new(watch::Sender::new(Goal::new(desired)));
         let row = Row { served_by: ServedBy::Nobody { why: why.to_owned(), last: None }, newest_files: None };
-        table.entries.push(Entry { id, name: name.clone(), goal: Arc::clone(&goal), row, overrides });
+        let model = Arc::clone(&goal.borrow().desired().spec.model);
+        let (served_name, number) = (model.served_name().to_owned(), model.version.number);
+        let (entry, goal) = (Arc::clone(&goal), goal);
+        let entry = Entry { id, name: name.clone(), served_name, number, goal: entry, row, overrides };
+        table.entries.push(entry);
         self.publish(table);
         Reconciler::new(self.clone(), id, name, goal, why)
     }
@@ -248,17 +262,21 @@ impl Registry {
     }
 
     pub(super) fn publish(&self, table: &ModelTable) {
-        let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
-        models.last_reload = Some(table.last_reload);
-        for entry in &table.entries {
+        let mut models = ModelSet { last_reload: Some(table.last_reload), ..ModelSet::default() };
+        let roles = versions::roles(&table.versions, &table.entries);
+        for (entry, &role) in table.entries.iter().zip(&roles) {
             if !entry.overrides.is_empty() {
                 models.overrides.insert(entry.name.clone(), entry.overrides.clone());
             }
-            models.served.extend(entry.row.served().cloned());
-            models.unloaded.extend(entry.row.unloaded(&entry.model()));
-            routes.extend(entry.row.route().map(|route| (entry.name.clone(), route.clone())));
+            models.served.extend(entry.row.served().map(|served| Served { role, ..served.clone() }));
+            models.unloaded.extend(entry.row.unloaded(&entry.model(), role));
         }
-        self.0.views.router.set(routes);
+        for (model, versions) in &table.versions {
+            models.releases.extend(versions.release.clone().map(|release| (model.clone(), release)));
+            let active = versions.rollout.as_ref().map(|rollout| rollout.handle.clone());
+            models.rollouts.push(ModelRollout { model: model.clone(), active, last: versions.last.clone() });
+        }
+        self.0.views.router.set(versions::hosted(&table.versions, &table.entries, &roles));
         self.0.views.for_planner.send_replace(models.served.clone());
         self.0.views.models.send_replace(Arc::new(models));
     }
@@ -299,12 +317,67 @@ impl ModelTable {
         &self.entries
     }
 
-    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
+    /// Returns the instance with this name.
+    pub(super) fn instance(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    pub(super) fn entry_mut(&mut self, name: &str) -> Option<&mut Entry> {
+    pub(super) fn instance_mut(&mut self, name: &str) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.name == name)
+    }
+
+    /// Returns the released version of a model.
+    pub(super) fn released(&self, model: &str) -> Option<&Entry> {
+        let number = versions::released(&self.versions, &self.entries, model)?;
+        self.entries.iter().find(|entry| entry.served_name == model && entry.number == number)
+    }
+
+    /// Returns the rollout of a model that is in progress.
+    pub(super) fn rollout(&self, model: &str) -> Option<&RolloutHandle> {
+        self.versions.get(model)?.rollout.as_ref().map(|rollout| &rollout.handle)
+    }
+
+    /// Returns the highest number that a version of the model has had.
+    pub(super) fn newest(&self, model: &str) -> u32 {
+        let entries = self.entries.iter().filter(|entry| entry.served_name == model);
+        let versions = self.versions.get(model);
+        let release = versions.and_then(|versions| versions.release.as_ref()).map(|release| release.newest);
+        let last = versions.and_then(|versions| versions.last.as_ref()).map(|last| last.candidate);
+        entries.map(|entry| entry.number).chain(release).chain(last).max().unwrap_or(0)
+    }
+
+    /// Records that the file names another version of a model than the released one.
+    pub(super) fn require(&mut self, model: &str, written: PathBuf) {
+        let newest = self.newest(model);
+        let Some(entry) = self.released(model) else { return };
+        let (number, path) = (entry.number, entry.model().engine.path().map(Path::to_owned));
+        let versions = self.versions.entry(model.to_owned()).or_default();
+        versions.released = Some(number);
+        versions.release = path.map(|path| Release { number, path, written, newest });
+    }
+
+    /// Records the paths of models in the file. A release whose path the file names now, or that no longer
+    /// runs, is not an exception any more.
+    pub(super) fn adopt(&mut self, written: &BTreeMap<String, PathBuf>) {
+        for (model, versions) in &mut self.versions {
+            let runs = |release: &Release| {
+                let is_it = |entry: &Entry| entry.served_name == *model && entry.number == release.number;
+                self.entries.iter().any(is_it)
+            };
+            versions.release = versions.release.take().filter(runs);
+            if let (Some(release), Some(path)) = (&mut versions.release, written.get(model))
+                && release.path == *path
+            {
+                release.written = path.clone();
+            }
+        }
+    }
+
+    /// Returns the path of a model in the configuration file.
+    pub(super) fn written_path(&self, model: &str) -> Option<PathBuf> {
+        let release = self.versions.get(model).and_then(|versions| versions.release.as_ref());
+        let written = || self.config.models.iter().find(|written| written.served_name() == model);
+        release.map(|release| release.written.clone()).or_else(|| written().map(written_path))
     }
 
     /// Returns the configuration in force, with the models as they should be.
@@ -314,13 +387,21 @@ impl ModelTable {
     }
 
     /// Returns the model as the file describes it, without changes by clients.
-    pub(super) fn written(&self, name: &str) -> Option<&ModelConfig> {
-        self.config.models.iter().find(|model| model.name == name)
+    pub(super) fn written(&self, name: &str) -> Option<ModelConfig> {
+        if let Some(model) = self.config.models.iter().find(|model| model.name == name) {
+            return Some(model.clone());
+        }
+        // A command has released this version.
+        let entry = self.instance(name)?;
+        let written = self.config.models.iter().find(|model| model.served_name() == entry.served_name)?;
+        let ModelConfig { name, version, engine, .. } = (*entry.model()).clone();
+        Some(ModelConfig { name, version, engine, ..written.clone() })
     }
 
     /// Records the models of the file. The models get its order.
-    pub(super) fn set_written(&mut self, models: &[ModelConfig]) {
-        self.config.models = models.to_vec();
+    pub(super) fn set_written(&mut self, config: &Config) {
+        let models = &config.models;
+        (self.config.models, self.config.document) = (models.clone(), config.document.clone());
         self.entries.iter_mut().for_each(|entry| entry.overrides = ClientOverrides::default());
         let places: BTreeMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
         self.entries.sort_by_key(|entry| places.get(&entry.name).copied().unwrap_or(usize::MAX));

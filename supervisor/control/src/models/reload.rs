@@ -12,6 +12,7 @@ use super::client_overrides::ClientOverrides;
 use super::config_diff::{self, ConfigDiff, ModelDiff};
 use super::desired::{DesiredModel, DesiredPresence, InstanceSpec, PendingOutcome};
 use super::registry::{ModelTable, Registry};
+use super::version_merge::{MergedConfig, RequiredRollout, RunningModel, merge};
 use super::{ChangeKind, LastReload, ModelChange, ReloadRefused, ReloadReport};
 
 /// A change of one model that waits for its outcome.
@@ -44,33 +45,73 @@ impl Registry {
     /// Changes the desired states. Returns the report without the models, and their changes.
     async fn begin_reload(&self) -> Result<(ReloadReport, Vec<PendingChange>), ReloadRefused> {
         let _turn = self.0.reading.lock().await;
-        let (config, changed_files) = self.read_config().await?;
+        let (MergedConfig { config, rollouts, written }, mut changed_files) = self.read_config().await?;
+        // A model that gets another version does not need its present files again.
+        changed_files.retain(|name| !rollouts.iter().any(|required| required.replaces(name)));
+        let (mut report, mut pending) = self.change_desired(config, &changed_files, &rollouts)?;
+        self.table().adopt(&written);
+        for required in rollouts {
+            let is_counted = pending.iter().any(|change| change.change.name == required.model);
+            report.unchanged = report.unchanged.saturating_sub(usize::from(!is_counted));
+            pending.push(self.begin_required(required).await);
+        }
+        Ok((report, pending))
+    }
+
+    /// Changes the desired states, but for versions that must be rolled out.
+    fn change_desired(
+        &self,
+        config: Config,
+        changed_files: &HashSet<String>,
+        rollouts: &[RequiredRollout],
+    ) -> Result<(ReloadReport, Vec<PendingChange>), ReloadRefused> {
         let mut table = self.table();
-        let config = self.placed(&table, config, |name| table.entry(name).map(|entry| entry.model().gpu));
-        let diff = diff(&table, &config, &changed_files)?;
+        let is_busy = |required: &&RequiredRollout| table.rollout(&required.model).is_some();
+        if let Some(RequiredRollout { model, .. }) = rollouts.iter().find(is_busy) {
+            return Err(ReloadRefused::Impossible(format!(
+                "a rollout of model '{model}' is in progress; run `shadowslice promote {model}` or `shadowslice \
+                 rollback {model}` before you change its path"
+            )));
+        }
+        let config = self.placed(&table, config, |name| table.instance(name).map(|entry| entry.model().gpu));
+        let diff = diff(&table, &config, changed_files)?;
         self.0.factory.find_library(&config).map_err(ReloadRefused::Impossible)?;
         for note in &config.notes {
             tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
         }
-        Ok(self.apply(&mut table, &config, diff))
+        let begun = self.apply(&mut table, &config, diff);
+        Ok(begun)
+    }
+
+    /// Starts a rollout that a changed path requires.
+    async fn begin_required(&self, required: RequiredRollout) -> PendingChange {
+        let RequiredRollout { model, candidate, config, written } = required;
+        let begun = self.start_version(&model, candidate, config).await;
+        if begun.is_ok() {
+            self.table().require(&model, written);
+        }
+        let mut change = PendingChange::new(&model, ChangeKind::RollingOut, &["path"], None);
+        change.change.why = begun.err();
+        change
     }
 
     /// Reads the file. Also returns the names of models whose files are not those that were loaded.
-    async fn read_config(&self) -> Result<(Config, HashSet<String>), ReloadRefused> {
-        let (file, loaded) = (self.0.file.clone(), self.newest_files());
+    async fn read_config(&self) -> Result<(MergedConfig, HashSet<String>), ReloadRefused> {
+        let (file, loaded, running) =
+            (self.0.file.clone(), self.newest_files(), RunningModel::all(&self.table()));
         let read = move || {
             let changed = loaded.iter().filter(|(_, files)| files.have_changed());
             let changed = changed.map(|(name, _)| name.clone()).collect();
-            (config::load_here(&file), changed)
+            (config::load_here(&file).map(|config| merge(config, &running)), changed)
         };
         let read = self.0.files.lock().await.read(read).await;
         let (config, changed) = read.map_err(ReloadRefused::Impossible)?;
-        let config = config.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
-        let faults = [&config.file_faults[..], &config.host_faults].concat();
+        let merged = config.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
+        let faults = [&merged.config.file_faults[..], &merged.config.host_faults].concat();
         if !faults.is_empty() {
             return Err(ReloadRefused::Faulty(FaultList(&faults).to_string()));
         }
-        Ok((config, changed))
+        Ok((merged, changed))
     }
 
     /// Changes the desired states.
@@ -96,7 +137,7 @@ impl Registry {
             let ticket = self.add_from_file(table, model);
             models.push(PendingChange::new(&name, ChangeKind::Added, &[], Some(ticket)));
         }
-        table.set_written(&config.models);
+        table.set_written(config);
         self.publish(table);
         let removed = models.iter().filter(|model| model.change.change == ChangeKind::Removed).count();
         let unchanged = config.models.len().saturating_sub(models.len() - removed);
@@ -111,7 +152,7 @@ impl Registry {
         let desired = DesiredModel { spec, presence, share: None };
         let reconciler = self.add(table, desired, ClientOverrides::default());
         let ticket = reconciler.ticket();
-        self.spawn(reconciler);
+        self.spawn(reconciler.run());
         ticket
     }
 
@@ -119,7 +160,7 @@ impl Registry {
     /// model is not unready. Otherwise, new workers replace them.
     pub(super) fn change(&self, table: &ModelTable, diff: &ModelDiff) -> Option<PendingChange> {
         let policy_acts = table.config.controller.acting_policy().is_some();
-        let entry = table.entry(&diff.model.name)?;
+        let entry = table.instance(&diff.model.name)?;
         let is_served = entry.is_to_be_served();
         let loads_again = is_served && (diff.reads_its_files() || entry.is_failing());
         let needs_workers = loads_again || is_served && !diff.needs_workers.is_empty();
@@ -145,7 +186,7 @@ pub(super) async fn outcomes(pending: Vec<PendingChange>) -> Vec<ModelChange> {
     for PendingChange { change, ticket } in pending {
         let why = match ticket {
             Some(ticket) => ticket.outcome().await.err(),
-            None => None,
+            None => change.why.clone(),
         };
         changes.push(ModelChange { why, ..change });
     }
@@ -166,7 +207,7 @@ fn diff(
         change.reads_files();
     }
     let is_again = |model: &&ModelConfig| {
-        let is_failing = || table.entry(&model.name).is_some_and(|entry| entry.is_failing());
+        let is_failing = || table.instance(&model.name).is_some_and(|entry| entry.is_failing());
         !differs.contains(&model.name) && (changed_files.contains(&model.name) || is_failing())
     };
     diff.changed.extend(config.models.iter().filter(is_again).map(ModelDiff::again));

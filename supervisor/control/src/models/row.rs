@@ -7,7 +7,7 @@ use shadowslice_datapath::router::Route;
 use tokio::sync::mpsc;
 
 use super::{MOVED, Unloaded};
-use crate::controller::{ModelState, Order, Served};
+use crate::controller::{ModelState, Order, Served, VersionRole};
 use crate::process::LoadedFiles;
 
 /// The observed state of a model.
@@ -61,12 +61,12 @@ impl Row {
     }
 
     /// Returns the model as `status` shows it if it has no workers here.
-    pub(super) fn unloaded(&self, model: &Arc<ModelConfig>) -> Option<Unloaded> {
+    pub(super) fn unloaded(&self, model: &Arc<ModelConfig>, role: VersionRole) -> Option<Unloaded> {
         let (why, last) = match &self.served_by {
             ServedBy::Nobody { why, last } => (why.clone(), last.clone()),
             ServedBy::NextSupervisor { .. } => (MOVED.to_owned(), None),
             ServedBy::Workers { .. } => return None,
         };
-        Some(Unloaded { model: Arc::clone(model), why, last, has_moved: self.has_moved() })
+        Some(Unloaded { model: Arc::clone(model), role, why, last, has_moved: self.has_moved() })
     }
 }

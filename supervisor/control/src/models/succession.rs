@@ -23,13 +23,13 @@ impl Registry {
     pub async fn begin(&self, name: &str) -> (Option<Served>, Result<(), String>) {
         let ticket = {
             let table = self.table();
-            table.entry(name).map(|entry| serve(&table, self, entry, false))
+            table.instance(name).map(|entry| serve(&table, self, entry, false))
         };
         let outcome = match ticket {
             Some(ticket) => ticket.outcome().await,
             None => Err("the configuration does not contain the model".to_owned()),
         };
-        let served = self.table().entry(name).and_then(|entry| entry.row.served().cloned());
+        let served = self.table().instance(name).and_then(|entry| entry.row.served().cloned());
         (served, outcome)
     }
 
@@ -44,7 +44,7 @@ impl Registry {
     /// Sends the requests of a model to the supervisor at this socket. Returns when the model's workers
     /// here have exited.
     pub async fn relay(&self, name: &str, socket: Arc<Path>) {
-        let ticket = self.table().entry(name).map(|entry| {
+        let ticket = self.table().instance(name).map(|entry| {
             PendingOutcome::change(&entry.goal, |desired, _| {
                 desired.presence = DesiredPresence::Relayed { socket, returns: true };
             })
@@ -60,7 +60,7 @@ impl Registry {
     pub async fn take_back(&self, names: &[String], relay_is_lost: bool) {
         let tickets: Vec<_> = {
             let table = self.table();
-            let entries = names.iter().filter_map(|name| table.entry(name));
+            let entries = names.iter().filter_map(|name| table.instance(name));
             let moved = entries.filter(|entry| entry.row.has_moved());
             moved.map(|entry| serve(&table, self, entry, relay_is_lost)).collect()
         };

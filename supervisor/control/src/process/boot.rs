@@ -273,8 +273,8 @@ fn plan_input(
             Ok((shape, Some(values.clone())))
         }
         Some(WarmupValues::File(file)) => {
-            let fitted = file.fit(input, batched).map_err(|misfit| {
-                BootRefusal::Model(format!("warmup.{name}: {}: {misfit}", file.path.display()))
+            let fitted = file.fit(input, batched).map_err(|incompatibility| {
+                BootRefusal::Model(format!("warmup.{name}: {}: {incompatibility}", file.path.display()))
             })?;
             Ok((fitted.0, Some(fitted.1)))
         }

@@ -90,11 +90,12 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// Opens the model immediately, with the model's description from the pipeline `before`.
+    /// Opens the model immediately, with the model's description from the pipeline `before`, which may serve
+    /// another version.
     /// Requests wait for the first worker.
     pub fn open_with_metadata_of(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
-            self.describe((*known).clone())?;
+            self.describe(Metadata { version: self.version.to_string(), ..(*known).clone() })?;
         }
         self.state.lock().scheduler.record_disturbance();
         self.open();

@@ -74,7 +74,10 @@ use workers::Quarantine;
 /// The settings with which a pipeline is created.
 #[derive(Debug)]
 pub struct PipelineSettings {
+    /// The name of the instance.
     pub name: String,
+    /// The number of the model's version.
+    pub version: u32,
     pub live: LiveSettings,
     /// The largest number of requests that can wait.
     pub max_requests: usize,
@@ -117,6 +120,7 @@ impl LiveSettings {
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
+    version: u32,
     profile: Option<Profile>,
     clock: Clock,
     memory: Arc<RequestMemory>,
@@ -171,6 +175,7 @@ impl Pipeline {
         };
         Ok(Self {
             name,
+            version: settings.version,
             profile: settings.profile,
             clock,
             memory,
@@ -185,6 +190,16 @@ impl Pipeline {
             alarm_moved: Notify::new(),
             readiness_tx: watch::Sender::default(),
         })
+    }
+
+    /// Returns the name of the instance.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the number of the model's version.
+    pub fn version(&self) -> u32 {
+        self.version
     }
 
     /// Returns the model's description, or `None` if no worker has loaded the model yet.

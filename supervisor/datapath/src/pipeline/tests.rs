@@ -99,6 +99,7 @@ fn settings() -> PipelineSettings {
         tenant_weights: vec![1.0],
         step_timeout: STEP_TIMEOUT,
         name: "m".to_owned(),
+        version: 1,
         live: LiveSettings {
             slo: SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 },
             max_delay: Duration::ZERO,
@@ -137,6 +138,7 @@ impl Stage {
             |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![-1, 1] };
         let metadata = Metadata {
             name: "m".to_owned(),
+            version: "1".into(),
             platform: "emulated",
             max_batch: 8,
             streams: None,

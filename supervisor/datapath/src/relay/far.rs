@@ -69,7 +69,7 @@ async fn serve(mut stream: UnixStream, router: Arc<Router>) {
 
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let RelayRequest { model, elapsed, options, inputs } = read_head(stream).await?;
-    let Some(route) = router.model(&model) else {
+    let Some(route) = router.instance(&model) else {
         let failure =
             RequestFailure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
         write_head(stream, &RelayReply::Err(failure)).await?;

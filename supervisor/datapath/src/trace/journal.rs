@@ -20,6 +20,8 @@ pub struct Journal(Arc<Mutex<RequestTrace>>);
 #[derive(Debug, Clone, Default)]
 pub struct RequestTrace {
     pub model: Option<String>,
+    /// The number of the model's version.
+    pub version: u32,
     /// The request id that the client set.
     pub id: Option<String>,
     /// The size of the request along the batch axis.
@@ -110,8 +112,10 @@ pub struct RouteChange {
 }
 
 impl Journal {
-    pub fn set_model(&self, model: &str) {
-        self.0.lock().model = Some(model.to_owned());
+    /// Records the model and the number of the version that serves the request.
+    pub fn set_model(&self, model: &str, version: u32) {
+        let mut trace = self.0.lock();
+        (trace.model, trace.version) = (Some(model.to_owned()), version);
     }
 
     /// Records the id that the client gave the request. Ignores an empty id.

@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use crate::proto;
-use crate::tensors::{MODEL_VERSION, public_shape};
+use crate::tensors::public_shape;
 use shadowslice_datapath::pipeline::{Metadata, ModelContent};
 
 const EXTENSIONS: [&str; 5] =
@@ -21,7 +21,8 @@ pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
     }
 }
 
-pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
+/// Returns the description of a model that has these versions.
+pub(super) fn model(metadata: &Metadata, versions: &[u32]) -> proto::ModelMetadataResponse {
     let tensor = |spec: &TensorSpec, shape| proto::model_metadata_response::TensorMetadata {
         name: spec.name.clone(),
         datatype: spec.datatype.name().to_owned(),
@@ -32,7 +33,7 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     let optional = metadata.optional.iter().map(|spec| tensor(spec, spec.shape.clone()));
     proto::ModelMetadataResponse {
         name: metadata.name.clone(),
-        versions: vec![MODEL_VERSION.to_owned()],
+        versions: versions.iter().map(u32::to_string).collect(),
         platform: metadata.platform.to_owned(),
         inputs: metadata.inputs.iter().map(batched).chain(optional).collect(),
         outputs: metadata.outputs.iter().map(batched).collect(),
@@ -132,6 +133,7 @@ mod tests {
         let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: vec![-1, 16] };
         Metadata {
             name: "m".into(),
+            version: "1".into(),
             platform: "onnxruntime_onnx",
             max_batch,
             streams: None,
@@ -145,8 +147,8 @@ mod tests {
     fn a_batching_model_shows_its_batch_axis_in_metadata_only() {
         let batching = metadata(8);
         assert_eq!(
-            in_json(model(&batching)),
-            json!({"name": "m", "versions": ["1"], "platform": "onnxruntime_onnx",
+            in_json(model(&batching, &[1, 3])),
+            json!({"name": "m", "versions": ["1", "3"], "platform": "onnxruntime_onnx",
                 "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 16]}],
                 "outputs": [{"name": "y", "datatype": "BYTES", "shape": [-1, 16]}]})
         );
@@ -165,7 +167,7 @@ mod tests {
     fn optional_inputs_have_no_batch_axis() {
         let spec = TensorSpec { name: "b".into(), datatype: Datatype::Fp32, shape: vec![-1, 2] };
         let with_optional = Metadata { optional: vec![spec], ..metadata(8) };
-        let described_model = in_json(model(&with_optional));
+        let described_model = in_json(model(&with_optional, &[1]));
         assert_eq!(described_model["inputs"][1], json!({"name": "b", "datatype": "FP32", "shape": [-1, 2]}));
         let inputs = &in_json(described(&with_optional))["input"];
         assert_eq!(
@@ -181,6 +183,6 @@ mod tests {
         assert_eq!(in_json(described(&whole))["input"][0]["dims"], json!([-1, 16]));
         assert_eq!(in_json(described(&whole))["dynamic_batching"], Value::Null);
         assert_eq!(described(&whole).max_batch_size, 0);
-        assert_eq!(model(&whole).outputs[0].datatype, "BYTES");
+        assert_eq!(model(&whole, &[1]).outputs[0].datatype, "BYTES");
     }
 }

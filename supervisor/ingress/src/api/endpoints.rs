@@ -93,7 +93,7 @@ fn find_target(
     head: &Parts,
     dispatch: impl FnOnce(Target) -> Dispatch,
 ) -> Dispatch {
-    let route = model::find(&front.router, &path.name, &path.version);
+    let route = model::select(&front.router, &path.name, &path.version, &head.headers);
     let journal = trace::journal(&head.extensions);
     match route.and_then(|route| Target::new(route, path.name, None, journal)) {
         Ok(target) => dispatch(target),
@@ -114,7 +114,8 @@ pub(super) async fn answer(
         Endpoint::Live | Endpoint::Ready => empty(StatusCode::OK),
         Endpoint::Server => document(&describe::server(front.regions.allowed())),
         Endpoint::Metadata | Endpoint::Infer | Endpoint::Generate | Endpoint::GenerateStream => {
-            document(&describe::model(&*model::metadata(&route()?, &name)?))
+            let metadata = model::metadata(&route()?, &name)?;
+            document(&describe::model(&metadata, &front.router.versions(&name)))
         }
         Endpoint::ModelReady => match model::ready(&front.router, &name, &route()?) {
             Ok(()) => empty(StatusCode::OK),

@@ -36,7 +36,7 @@ pub(super) async fn answer(
     let arrival = http_infer::arrival(front, target.route.pipeline(), head)?;
     let parse = parse(front, &head.headers, body, &target.metadata, permit);
     let checked = target.receive(front, peer(&head.extensions), &arrival, permit, parse).await?;
-    let writer = FieldWriter { model: target.name.clone(), id: checked.id.clone() };
+    let writer = FieldWriter { metadata: Arc::clone(&target.metadata), id: checked.id.clone() };
     let load = load_metrics::header(&head.headers, || target.route.pipeline().load());
     let journal = arrival.journal.clone();
     let answers = target.open(checked, arrival).await?;
@@ -84,7 +84,7 @@ async fn object(
     permit.replace(bytes)?;
     let write = move || {
         let mut json = Vec::new();
-        write_fields(&writer.model, &writer.id, &outputs, &mut json).map(|()| json)
+        write_fields(&writer.metadata, &writer.id, &outputs, &mut json).map(|()| json)
     };
     let json = match bytes < LONG_JSON_BYTES {
         true => write()?,
@@ -100,7 +100,7 @@ fn many<T>() -> Result<T, RequestError> {
 
 /// Writes each answer as an object with the outputs.
 struct FieldWriter {
-    model: String,
+    metadata: Arc<Metadata>,
     /// The client's name for the request.
     id: String,
 }
@@ -111,7 +111,7 @@ impl EventWriter for FieldWriter {
     }
 
     fn answer(&mut self, outputs: &[OutputTensor]) -> Result<Bytes, RequestError> {
-        Ok(event(|json| write_fields(&self.model, &self.id, outputs, json))?)
+        Ok(event(|json| write_fields(&self.metadata, &self.id, outputs, json))?)
     }
 
     fn end(&mut self) -> Bytes {

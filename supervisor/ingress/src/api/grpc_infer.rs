@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::RequestArrival;
+use shadowslice_datapath::pipeline::{Metadata, RequestArrival};
 use shadowslice_datapath::router::Route;
 
 use super::frontend::Frontend;
@@ -10,7 +10,7 @@ use super::inference::{CheckedRequest, Target};
 use crate::admission::{MemoryPermit, RequestError, one_at_a_time, run_blocking};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{ModelInferRequest, ModelInferResponse};
-use crate::tensors::{MODEL_VERSION, OutputTensor, is_quick, parse_message};
+use crate::tensors::{OutputTensor, is_quick, parse_message};
 
 /// Parses and checks a request. Returns its model, too.
 pub(super) async fn receive(
@@ -48,7 +48,7 @@ pub(super) async fn infer(
 ) -> Result<(ModelInferResponse, Target), RequestError> {
     let (target, checked) = receive(front, route, request, peer, &arrival, permit).await?;
     let answer = target.infer(checked, arrival, permit).await?;
-    Ok((response(target.name.clone(), answer.id, answer.outputs), target))
+    Ok((response(&target.metadata, answer.id, answer.outputs), target))
 }
 
 /// Returns the size of the tensors of a response in bytes.
@@ -56,10 +56,10 @@ pub(super) fn response_bytes(response: &ModelInferResponse) -> usize {
     response.raw_output_contents.iter().map(Bytes::len).sum()
 }
 
-pub(super) fn response(model: String, id: String, outputs: Vec<OutputTensor>) -> ModelInferResponse {
+pub(super) fn response(model: &Metadata, id: String, outputs: Vec<OutputTensor>) -> ModelInferResponse {
     let mut response = ModelInferResponse {
-        model_name: model,
-        model_version: MODEL_VERSION.to_owned(),
+        model_name: model.name.clone(),
+        model_version: model.version.clone(),
         id,
         ..Default::default()
     };

@@ -56,7 +56,8 @@ impl GrpcInferenceService for Services {
     async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         let route = model::find(&self.front.router, &name, &version)?;
-        Ok(Response::new(describe::model(&*model::metadata(&route, &name)?)))
+        let metadata = model::metadata(&route, &name)?;
+        Ok(Response::new(describe::model(&metadata, &self.front.router.versions(&name))))
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
@@ -64,7 +65,8 @@ impl GrpcInferenceService for Services {
         let peer = Arc::clone(peer(request.extensions()));
         let (metadata, _, request) = request.into_parts();
         let answer = async {
-            let route = model::find(&self.front.router, &request.model_name, &request.model_version)?;
+            let (router, headers) = (&self.front.router, metadata.as_ref());
+            let route = model::select(router, &request.model_name, &request.model_version, headers)?;
             let timeout =
                 client_timeout(metadata.as_ref()).inspect_err(|_| route.pipeline().count_malformed())?;
             let tenant = self.front.membership.tenant(&peer, metadata.as_ref());
@@ -96,7 +98,8 @@ impl GrpcInferenceService for Services {
         let began = trace::arrival(request.extensions()).began;
         let ends = timeout.and_then(|timeout| began.checked_add(timeout));
         let (front, call) = (Arc::clone(&self.front), CALL_PERMIT.get());
-        let context = StreamContext { front, peer, tenant, call, starts, ends };
+        let headers = Arc::new(request.metadata().as_ref().clone());
+        let context = StreamContext { front, peer, tenant, call, starts, ends, headers };
         Ok(Response::new(InferStream::new(context, request.into_inner(), self.stop.clone())?))
     }
 

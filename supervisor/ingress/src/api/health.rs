@@ -146,6 +146,7 @@ mod tests {
             tenant_weights: vec![1.0],
             step_timeout: Duration::from_secs(10),
             name: "m".to_owned(),
+            version: 1,
             live: LiveSettings {
                 slo: SloTarget { latency: Duration::from_secs(1), next: None, percentile: 99.0 },
                 max_delay: Duration::ZERO,
@@ -161,7 +162,7 @@ mod tests {
         };
         let pipeline = Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap());
         pipeline.open();
-        front.router.set(HashMap::from([("m".to_owned(), Route::to(Arc::clone(&pipeline)).0)]));
+        front.router.set(HashMap::from([("m".to_owned(), Route::to(Arc::clone(&pipeline)).0.into())]));
         pipeline
     }
 

@@ -36,7 +36,7 @@ pub(super) async fn infer(
     let answer = target.infer(checked, arrival, permit).await?;
     let InferenceAnswer { id, outputs, _place } = answer;
     permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs))?;
-    let written = write(&target.name, id, outputs).await?;
+    let written = write(&target.metadata, id, outputs).await?;
     permit.shrink_to(written.bytes.len());
     let mut answer = respond(written, &head.headers, permit).await?;
     load_metrics::add(&mut answer, load_metrics::header(&head.headers, || target.route.pipeline().load()));
@@ -98,13 +98,17 @@ async fn parse(
     .await
 }
 
-async fn write(name: &str, id: String, outputs: Vec<OutputTensor>) -> Result<JsonAnswer, RequestFailure> {
+async fn write(
+    model: &Arc<Metadata>,
+    id: String,
+    outputs: Vec<OutputTensor>,
+) -> Result<JsonAnswer, RequestFailure> {
     let texts = outputs.iter().filter(|output| output.form == OutputForm::Json);
     if texts.map(|output| output.data.len()).sum::<usize>() < LONG_JSON_BYTES {
-        return write_answer(name, &id, &outputs);
+        return write_answer(model, &id, &outputs);
     }
-    let name = name.to_owned();
-    run_blocking("writing the answer", move || write_answer(&name, &id, &outputs)).await
+    let model = Arc::clone(model);
+    run_blocking("writing the answer", move || write_answer(&model, &id, &outputs)).await
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFailure> {

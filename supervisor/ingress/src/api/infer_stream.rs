@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, TryStreamExt};
+use hyper::HeaderMap;
 use prost::Message as _;
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::Peer;
@@ -52,6 +53,7 @@ pub(super) struct StreamContext {
     pub(super) starts: MessageStarts,
     /// The deadline of the call, or `None` if it has none.
     pub(super) ends: Option<Instant>,
+    pub(super) headers: Arc<HeaderMap>,
 }
 
 /// The answers of a call.
@@ -128,7 +130,8 @@ impl InferStream {
         let timeout = context.ends.map(|ends| ends.saturating_duration_since(began));
         let arrival =
             RequestArrival { began, timeout, tenant: context.tenant, ..RequestArrival::now(journal) };
-        let route = model::find(&context.front.router, &message.model_name, &message.model_version);
+        let StreamContext { front, headers, .. } = &context;
+        let route = model::select(&front.router, &message.model_name, &message.model_version, headers);
         let streams = route.as_ref().is_ok_and(Route::streams);
         let request = StreamedRequest { context, route, message, permit, arrival, entry };
         if streams {
@@ -243,7 +246,8 @@ impl StreamedRequest {
 
     /// Returns the answers to a request of a model that streams.
     fn answers(self) -> impl Stream<Item = ModelStreamInferResponse> {
-        let (name, id) = (self.message.model_name.clone(), self.message.id.clone());
+        let id = self.message.id.clone();
+        let metadata = self.route.as_ref().ok().and_then(|route| route.pipeline().metadata());
         let (wants_end, entry) = (wants_end(&self.message), self.entry.clone());
         let mut has_failed = false;
         let answers = stream::once(self.open()).try_flatten().map(Some);
@@ -263,8 +267,8 @@ impl StreamedRequest {
                 None if has_failed => None,
                 None => {
                     log_end(entry.as_ref(), None);
-                    wants_end.then(|| {
-                        let mut end = response(name.clone(), id.clone(), Vec::new());
+                    metadata.as_deref().filter(|_| wants_end).map(|metadata| {
+                        let mut end = response(metadata, id.clone(), Vec::new());
                         mark(&mut end, true);
                         success(end)
                     })
@@ -279,7 +283,7 @@ impl StreamedRequest {
     ) -> Result<impl Stream<Item = Result<ModelInferResponse, RequestError>>, RequestError> {
         let Self { context, route, message, permit, arrival, .. } = self;
         let StreamContext { front, peer, call, .. } = context;
-        let (Target { name, route, metadata }, checked) =
+        let (Target { route, metadata, .. }, checked) =
             grpc_infer::receive(&front, route?, message, &peer, &arrival, &permit).await?;
         let CheckedRequest { id, inputs, options, outputs: selection, place } = checked;
         let answers = route.infer(inputs, options, arrival).await?;
@@ -294,7 +298,7 @@ impl StreamedRequest {
             let _kept = (&permit, &place);
             let outputs = selection.select(&metadata, outputs)?;
             grown.grow(2 * (id.len() + tensor_bytes(&outputs)))?;
-            let mut response = response(name.clone(), id.clone(), outputs);
+            let mut response = response(&metadata, id.clone(), outputs);
             mark(&mut response, false);
             Ok(response)
         };

@@ -84,7 +84,7 @@ impl Target {
         journal: Option<&Journal>,
     ) -> Result<Self, RequestError> {
         if let Some(journal) = journal {
-            journal.set_model(&name);
+            journal.set_model(&name, route.pipeline().version());
             id.into_iter().for_each(|id| journal.set_id(id));
         }
         let metadata = route.pipeline().metadata_or_refuse(journal)?;

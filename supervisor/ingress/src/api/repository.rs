@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::admission::{Clipped, RequestError, invalid};
 use crate::proto::RepositoryIndexResponse;
 use crate::proto::repository_index_response::ModelIndex;
-use crate::tensors::MODEL_VERSION;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestFailure;
 use shadowslice_datapath::repository::{
@@ -30,9 +29,9 @@ impl From<ModelCommandError> for RequestError {
 /// Returns the models, or only those that are ready.
 pub(super) fn index(repository: &Repository, ready: bool) -> RepositoryIndexResponse {
     let wanted = repository.list().into_iter().filter(|model| !ready || model.state == Availability::Ready);
-    let model = |ModelListing { name, state, reason }| ModelIndex {
+    let model = |ModelListing { name, version, state, reason }| ModelIndex {
         name,
-        version: MODEL_VERSION.to_owned(),
+        version: version.to_string(),
         state: state.name().to_owned(),
         reason,
     };

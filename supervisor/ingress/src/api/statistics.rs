@@ -5,9 +5,8 @@ use std::time::SystemTime;
 use super::model::find;
 use crate::admission::RequestError;
 use crate::proto;
-use crate::tensors::MODEL_VERSION;
 use shadowslice_datapath::pipeline::{Total, Totals};
-use shadowslice_datapath::router::Router;
+use shadowslice_datapath::router::{Route, Router};
 
 /// Returns the statistics of a model, or of all models if the name is empty.
 pub(super) fn of(
@@ -16,14 +15,15 @@ pub(super) fn of(
     version: &str,
 ) -> Result<proto::ModelStatisticsResponse, RequestError> {
     let models = match name {
-        "" => router.models(),
+        "" => router.all_versions(),
         name => vec![(name.to_owned(), find(router, name, version)?)],
     };
-    let models = models.into_iter().map(|(name, route)| model(name, &route.pipeline().totals()));
+    let models = models.into_iter().map(|(name, route)| model(name, &route));
     Ok(proto::ModelStatisticsResponse { model_stats: models.collect() })
 }
 
-fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
+fn model(name: String, route: &Route) -> proto::ModelStatistics {
+    let totals = &route.pipeline().totals();
     let cache = totals.cache.unwrap_or_default();
     let sums = &totals.durations;
     let part = |time| duration(Total { count: sums.count, time });
@@ -35,7 +35,7 @@ fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
     });
     proto::ModelStatistics {
         name,
-        version: MODEL_VERSION.to_owned(),
+        version: route.pipeline().version().to_string(),
         last_inference: last_inference(totals),
         inference_count: totals.rows,
         execution_count: totals.batch_execution.count,

@@ -3,14 +3,11 @@
 use std::io::Write as _;
 
 use bytes::Bytes;
-use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 use shadowslice_shared::tensor::Datatype;
 
 use super::outputs::{OutputForm, OutputTensor};
 use super::values;
-
-/// The only version of every model.
-pub(crate) const MODEL_VERSION: &str = "1";
 
 /// The initial capacity of an answer in bytes. It fits one or two outputs and a small tensor.
 pub(super) const JSON_BYTES: usize = 512;
@@ -32,17 +29,17 @@ pub(crate) fn text_bytes(outputs: &[OutputTensor]) -> usize {
     texts.map(|output| values::text_bytes(output.datatype, output.data.len())).sum()
 }
 
-/// Writes an answer.
+/// Writes an answer of this model.
 pub(crate) fn write_answer(
-    model: &str,
+    model: &Metadata,
     id: &str,
     outputs: &[OutputTensor],
 ) -> Result<JsonAnswer, RequestFailure> {
     let (mut json, bytes) = (Vec::new(), JSON_BYTES + text_bytes(outputs));
     json.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
     json.extend_from_slice(b"{\"model_name\":");
-    values::write(&mut json, model);
-    push(&mut json, format_args!(",\"model_version\":\"{MODEL_VERSION}\""));
+    values::write(&mut json, &model.name);
+    push(&mut json, format_args!(",\"model_version\":\"{}\"", model.version));
     if !id.is_empty() {
         json.extend_from_slice(b",\"id\":");
         values::write(&mut json, id);
@@ -122,6 +119,19 @@ mod tests {
         }
     }
 
+    fn model(name: &str) -> Metadata {
+        Metadata {
+            name: name.into(),
+            version: "7".into(),
+            platform: "emulated",
+            max_batch: 0,
+            streams: None,
+            inputs: Vec::new(),
+            optional: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
     #[test]
     fn binary_and_json_outputs_share_one_answer() {
         let outputs = [
@@ -129,14 +139,14 @@ mod tests {
             OutputTensor { form: OutputForm::Json, ..output("b", Datatype::Bool, &[2], &[1, 0]) },
             output("c", Datatype::Fp16, &[1], &[0, 60]),
         ];
-        let body = write_answer("m\"", "42", &outputs).unwrap();
+        let body = write_answer(&model("m\""), "42", &outputs).unwrap();
         let header = body.header_length.unwrap();
         let bytes = body.bytes.into_bytes();
         let json: serde_json::Value = serde_json::from_slice(&bytes[..header]).unwrap();
         assert_eq!(
             json,
             serde_json::json!({
-                "model_name": "m\"", "model_version": "1", "id": "42", "outputs": [
+                "model_name": "m\"", "model_version": "7", "id": "42", "outputs": [
                     {"name": "a", "datatype": "UINT8", "shape": [1, 2], "parameters": {"binary_data_size": 2}},
                     {"name": "b", "datatype": "BOOL", "shape": [2], "data": [true, false]},
                     {"name": "c", "datatype": "FP16", "shape": [1], "parameters": {"binary_data_size": 2}},
@@ -150,10 +160,10 @@ mod tests {
     fn an_output_in_shared_memory_has_neither_data_nor_parameters() {
         let shared =
             OutputTensor { form: OutputForm::Shared(()), ..output("y", Datatype::Fp32, &[1, 16], &[]) };
-        let body = write_answer("m", "", &[shared]).unwrap();
+        let body = write_answer(&model("m"), "", &[shared]).unwrap();
         assert_eq!(
             &body.bytes.into_bytes()[..],
-            br#"{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
+            br#"{"model_name":"m","model_version":"7","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
         );
         assert_eq!(body.header_length, None);
     }
@@ -163,7 +173,7 @@ mod tests {
         let outputs =
             [SMALL - 1, SMALL].map(|len| output("y", Datatype::Uint8, &[len as i64], &vec![3; len]));
         for (output, pieces) in outputs.iter().zip([1, 2]) {
-            let body = write_answer("m", "", std::slice::from_ref(output)).unwrap();
+            let body = write_answer(&model("m"), "", std::slice::from_ref(output)).unwrap();
             assert_eq!(body.bytes.iter().count(), pieces);
             assert_eq!(body.bytes.into_bytes()[body.header_length.unwrap()..], output.data);
         }
@@ -171,8 +181,8 @@ mod tests {
 
     #[test]
     fn an_absent_id_and_absent_binary_outputs_are_not_mentioned() {
-        let body = write_answer("m", "", &[]).unwrap();
-        assert_eq!(&body.bytes.into_bytes()[..], br#"{"model_name":"m","model_version":"1","outputs":[]}"#);
+        let body = write_answer(&model("m"), "", &[]).unwrap();
+        assert_eq!(&body.bytes.into_bytes()[..], br#"{"model_name":"m","model_version":"7","outputs":[]}"#);
         assert_eq!(body.header_length, None);
     }
 
@@ -180,8 +190,8 @@ mod tests {
     fn strings_that_are_not_utf8_must_be_requested_as_binary() {
         let binary = output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff]);
         let json = OutputTensor { form: OutputForm::Json, ..binary.clone() };
-        let Err(RequestFailure::Invalid(why)) = write_answer("m", "", &[json]) else { panic!() };
+        let Err(RequestFailure::Invalid(why)) = write_answer(&model("m"), "", &[json]) else { panic!() };
         assert!(why.contains("binary_data"), "{why}");
-        assert!(write_answer("m", "", &[binary]).is_ok());
+        assert!(write_answer(&model("m"), "", &[binary]).is_ok());
     }
 }

@@ -8,6 +8,7 @@ fn spec(name: &str, datatype: Datatype, shape: &[i64]) -> TensorSpec {
 fn model() -> Metadata {
     Metadata {
         name: "m".into(),
+        version: "1".into(),
         platform: "emulated",
         max_batch: 4,
         streams: None,

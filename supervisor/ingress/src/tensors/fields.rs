@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::answer::{self, MODEL_VERSION};
+use super::answer;
 use super::check::{self, InferRequest, NamedTensor, Shape, public_shape};
 use super::json::{HEADER_TIMES, MAX_HEADER_BYTES, MAX_TENSORS, options};
 use super::outputs::OutputTensor;
@@ -171,7 +171,7 @@ pub(crate) fn field_bytes(id: &str, outputs: &[OutputTensor]) -> usize {
 
 /// Appends an answer to `json`, in which each output is a field.
 pub(crate) fn write_fields(
-    model: &str,
+    model: &Metadata,
     id: &str,
     outputs: &[OutputTensor],
     json: &mut Vec<u8>,
@@ -185,9 +185,9 @@ pub(crate) fn write_fields(
         json.push(b',');
     }
     json.extend_from_slice(b"\"model_name\":");
-    values::write(json, model);
+    values::write(json, &model.name);
     json.extend_from_slice(b",\"model_version\":");
-    values::write(json, MODEL_VERSION);
+    values::write(json, &model.version);
     for output in outputs {
         json.push(b',');
         values::write(json, &output.name);

@@ -9,6 +9,7 @@ fn model(max_batch: u32) -> Metadata {
         |name: &str, datatype, shape: &[i64]| TensorSpec { name: name.into(), datatype, shape: shape.into() };
     Metadata {
         name: "m".into(),
+        version: "1".into(),
         platform: "emulated",
         max_batch,
         streams: None,
@@ -106,11 +107,11 @@ fn outputs_are_fields() {
         output("y", Datatype::Uint8, &[1, 2], &[1, 2]),
     ];
     let mut json = Vec::new();
-    write_fields("m", "a", &outputs, &mut json).unwrap();
+    write_fields(&model(8), "a", &outputs, &mut json).unwrap();
     assert_eq!(json, br#"{"id":"a","model_name":"m","model_version":"1","n":9,"y":[[1,2]]}"#.as_slice());
     assert!(json.len() <= field_bytes("a", &outputs));
     let binary = [output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff])];
-    assert!(matches!(write_fields("m", "", &binary, &mut json), Err(RequestFailure::Invalid(_))));
+    assert!(matches!(write_fields(&model(8), "", &binary, &mut json), Err(RequestFailure::Invalid(_))));
 }
 
 #[test]

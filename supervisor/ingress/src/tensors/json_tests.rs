@@ -10,6 +10,7 @@ fn model() -> Metadata {
         |name: &str, datatype, shape: &[i64]| TensorSpec { name: name.into(), datatype, shape: shape.into() };
     Metadata {
         name: "m".into(),
+        version: "1".into(),
         platform: "emulated",
         max_batch: 8,
         streams: None,

@@ -20,7 +20,7 @@ mod values;
 
 pub use shared_memory::{Region, SharedMemory};
 
-pub(crate) use answer::{JsonAnswer, MODEL_VERSION, text_bytes, write_answer};
+pub(crate) use answer::{JsonAnswer, text_bytes, write_answer};
 pub(crate) use check::{InferRequest, NamedTensor, check_inputs, public_shape};
 pub(crate) use codec::BoundedCodec;
 pub(crate) use contents::{is_quick, parse_message};

@@ -133,6 +133,7 @@ mod tests {
         let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: vec![1] };
         let model = Metadata {
             name: "m".into(),
+            version: "1".into(),
             platform: "emulated",
             max_batch: 0,
             streams: None,

@@ -35,7 +35,7 @@ pub fn send(run_dir: &Path, request: &ControlRequest) -> Result<ControlReply, Co
     let mut line = serde_json::to_vec(request).map_err(ControlClientError::Decode)?;
     line.push(b'\n');
     stream.write_all(&line).map_err(ControlClientError::Exchange)?;
-    let reads = request.command().is_none();
+    let reads = matches!(request, ControlRequest::Status | ControlRequest::Top | ControlRequest::Plan);
     let limit = (reads || matches!(request, ControlRequest::Drain { .. })).then_some(REPLY_TIMEOUT);
     stream.set_read_timeout(limit).map_err(ControlClientError::Exchange)?;
     let mut answer = String::new();

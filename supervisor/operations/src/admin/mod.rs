@@ -13,7 +13,7 @@ pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::PlanReport;
-use crate::status::HostStatus;
+use crate::status::{HostStatus, RolloutStatus, SeenPhase};
 use crate::top::TopReply;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::models::ReloadReport;
@@ -54,6 +54,28 @@ pub enum ControlRequest {
         model: String,
         gpu: usize,
     },
+    /// Starts a new version of a model beside the released one.
+    Rollout {
+        model: String,
+        /// The absolute path of the new version.
+        path: std::path::PathBuf,
+        /// The keys of `rollout` that differ from the configuration, as JSON.
+        changes: Option<String>,
+    },
+    /// Waits until the rollout of this version has another phase than `seen`, and returns its state.
+    FollowRollout {
+        model: String,
+        candidate: u32,
+        seen: Option<SeenPhase>,
+    },
+    /// Ends the stage of a model's rollout.
+    Promote {
+        model: String,
+    },
+    /// Makes the former version of a model answer all requests again.
+    Rollback {
+        model: String,
+    },
     /// Starts the installed binary, which then takes over from this process.
     Upgrade,
     /// Drains the host or one model, or ends the drain. A drained model is reported as not ready.
@@ -68,13 +90,16 @@ impl ControlRequest {
     /// request that concerns the host. Returns `None` for a request that only reads.
     fn command(&self) -> Option<(&'static str, &str)> {
         match self {
-            Self::Status | Self::Top | Self::Plan => None,
+            Self::Status | Self::Top | Self::Plan | Self::FollowRollout { .. } => None,
             Self::Resize { model, .. } => Some(("resize", model)),
             Self::Hold { model, held: true } => Some(("hold", model)),
             Self::Hold { model, held: false } => Some(("release", model)),
             Self::Sleep { model, asleep } => Some((if *asleep { "sleep" } else { "wake" }, model)),
             Self::Reload => Some(("reload", "*")),
             Self::Move { model, .. } => Some(("move", model)),
+            Self::Rollout { model, .. } => Some(("rollout", model)),
+            Self::Promote { model } => Some(("promote", model)),
+            Self::Rollback { model } => Some(("rollback", model)),
             Self::Upgrade => Some(("upgrade", "*")),
             Self::Drain { model, drained } => {
                 Some((if *drained { "drain" } else { "undrain" }, model.as_deref().unwrap_or("*")))
@@ -118,6 +143,22 @@ pub enum ControlReply {
     },
     Plan(PlanReport),
     Reloaded(ReloadReport),
+    /// A new version starts.
+    RolloutBegun {
+        candidate: u32,
+        former: u32,
+    },
+    /// The state of a rollout.
+    Rollout(RolloutStatus),
+    /// A rollout has followed a command.
+    RolloutChanged {
+        /// The number of the version that was promoted or brought back.
+        version: u32,
+        /// The name of the stage.
+        stage: String,
+        /// The time until requests reached the version, in ms.
+        took_ms: f64,
+    },
     Upgraded {
         /// The process id of the supervisor that has taken over.
         pid: u32,

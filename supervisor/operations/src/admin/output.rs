@@ -38,6 +38,13 @@ pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         (ControlRequest::Move { model, .. }, ControlReply::Placed { gpu, news }) => {
             print(&format!("{model} {} on GPU {gpu}", if news { "is ready" } else { "was already" }))
         }
+        (_, ControlReply::RolloutBegun { candidate, former }) => print(&format!(
+            "version {candidate} of {} starts beside version {former}; see `shadowslice status`",
+            model_of(request)
+        )),
+        (_, ControlReply::RolloutChanged { version, stage, took_ms }) => {
+            print(&rollout_text(request, version, &stage, took_ms))
+        }
         (_, ControlReply::Upgraded { pid }) => print(&format!("process {pid} has taken over")),
         (_, ControlReply::Faulty(faults)) => {
             exit::print_error(&faults);
@@ -54,17 +61,28 @@ pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         }
         (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
         (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
-        (
-            _,
-            other @ (ControlReply::Top(_)
-            | ControlReply::Held { .. }
-            | ControlReply::Drained { .. }
-            | ControlReply::Slept { .. }
-            | ControlReply::Placed { .. }),
-        ) => {
-            let why = "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
-            fail(&format!("{why} ({other:?})"), exit::REFUSED)
+        (_, other) => unexpected(&other),
+    }
+}
+
+/// Reports a reply that does not belong to the request. Returns the exit code.
+fn unexpected(reply: &ControlReply) -> u8 {
+    let why =
+        "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
+    fail(&format!("{why} ({reply:?})"), exit::REFUSED)
+}
+
+fn model_of(request: &ControlRequest) -> &str {
+    request.command().map_or("the model", |(_, model)| model)
+}
+
+fn rollout_text(request: &ControlRequest, version: u32, stage: &str, took_ms: f64) -> String {
+    let model = model_of(request);
+    match request {
+        ControlRequest::Rollback { .. } => {
+            format!("version {version} of {model} answers all requests, after {} ms", figures::ms(took_ms))
         }
+        _ => format!("version {version} of {model}: {stage}"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shadowslice_shared::units::Percent;
+use shadowslice_shared::units::{Percent, ms};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -15,12 +15,15 @@ use super::sleep::sleep;
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
 use crate::history::History;
 use crate::plan::PlanReport;
-use crate::status::{self, HostStatus, ModelStatus, SupervisorStatus};
+use crate::status::{self, HostStatus, ModelStatus, RolloutStatus, SeenPhase, SupervisorStatus};
 use crate::top::TopReply;
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{Cause, ChangeOutcome, Order, Planned, ResizeRefused};
-use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
+use shadowslice_control::controller::{Cause, ChangeOutcome, Order, Planned, ResizeRefused, VersionRole};
+use shadowslice_control::models::{
+    BegunRollout, CommandedRollout, ModelSet, Needs, Registry, ReloadRefused, RolloutCommand, RolloutRequest,
+    Served, Unloaded, stage_name,
+};
 use shadowslice_control::nvml::{Reading, Readings};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
@@ -46,6 +49,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time within which a client must read its reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time after which the state of a rollout is returned even if nothing has changed. A client that has
+/// gone occupies its connection for this time.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The parts of the supervisor that commands read and change.
 #[derive(Debug)]
@@ -89,7 +96,7 @@ impl AdminContext {
         let mut plan = self.decided();
         let (models, watched) = (self.models(), self.readings.look());
         for plan in &mut plan.models {
-            let served = models.served.iter().find(|served| served.model.name == plan.name);
+            let served = models.served.iter().find(|served| served.shown_name() == plan.name);
             plan.overload =
                 served.and_then(|served| Needs::of(served, &watched).overload(&served.pipeline.rates()));
             plan.paused = served.and_then(|served| status::pauses(&served.pipeline));
@@ -100,7 +107,15 @@ impl AdminContext {
 
     fn decided(&self) -> PlanReport {
         let planned = self.planned.as_ref().map(watch::Receiver::borrow);
-        PlanReport::of(&self.controller, planned.as_deref())
+        let mut plan = PlanReport::of(&self.controller, planned.as_deref());
+        let models = self.models();
+        for plan in &mut plan.models {
+            let served = models.served.iter().find(|served| served.model.name == plan.name);
+            if let Some(served) = served {
+                plan.name = served.shown_name();
+            }
+        }
+        plan
     }
 
     /// Counts the SM time up to now, and divides the energy that each GPU has used among its models.
@@ -122,9 +137,12 @@ impl AdminContext {
         let plan = self.decided();
         let models = self.models();
         let served = models.served.iter().map(|model| {
-            let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
+            let plan = plan.models.iter().find(|plan| plan.name == model.shown_name());
+            let (name, takes_part) = (model.model.served_name(), model.role != VersionRole::Loaded);
+            let rollout = models.rollouts.iter().find(|rollout| rollout.model == name && takes_part);
             ModelStatus {
-                drained: self.router.is_drained(&model.model.name),
+                drained: self.router.is_drained(name),
+                rollout: rollout.and_then(RolloutStatus::of),
                 ..status::of_served(model, &watched, plan)
             }
         });
@@ -302,6 +320,9 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         | ControlRequest::Sleep { .. }
         | ControlRequest::Reload
         | ControlRequest::Move { .. }
+        | ControlRequest::Rollout { .. }
+        | ControlRequest::Promote { .. }
+        | ControlRequest::Rollback { .. }
             if context.phase.borrow().is_upgrading() =>
         {
             Err(ModelCommandError::Succession.to_string())
@@ -321,6 +342,16 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),
         ControlRequest::Reload => reload(context).await,
         ControlRequest::Move { model, gpu } => place(&model, gpu, context).await,
+        ControlRequest::Rollout { model, path, changes } => {
+            rollout(&RolloutRequest { model, path, changes }, context).await
+        }
+        ControlRequest::FollowRollout { model, candidate, seen } => {
+            follow_rollout(&model, candidate, seen, context).await
+        }
+        ControlRequest::Promote { model } => command_rollout(&model, RolloutCommand::Promote, context).await,
+        ControlRequest::Rollback { model } => {
+            command_rollout(&model, RolloutCommand::RollBack, context).await
+        }
         ControlRequest::Upgrade => upgrade(context).await,
         ControlRequest::Drain { model, drained } => drain(model.as_deref(), drained, context),
     };
@@ -329,13 +360,15 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
 
 fn named(name: &str, context: &AdminContext) -> Result<Served, String> {
     let models = context.models();
-    if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
+    if let Some(model) = models.unloaded.iter().find(|model| model.shown_name() == name) {
         return Err(format!("model '{name}' is not loaded: {}", model.why));
     }
-    models.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
-        let unloaded = models.unloaded.iter().map(|model| &model.model);
-        let all = models.served.iter().map(|model| &model.model).chain(unloaded);
-        let names: Vec<_> = all.map(|model| model.name.as_str()).collect();
+    let versioned =
+        |served: &Served| format!("{}:{}", served.model.served_name(), served.model.version.number);
+    let is_it = |served: &&Served| served.shown_name() == name || versioned(served) == name;
+    models.served.iter().find(is_it).cloned().ok_or_else(|| {
+        let unloaded = models.unloaded.iter().map(Unloaded::shown_name);
+        let names: Vec<_> = models.served.iter().map(Served::shown_name).chain(unloaded).collect();
         format!("model '{name}' not found; the models are: {}", names.join(", "))
     })
 }
@@ -360,10 +393,9 @@ fn drain(model: Option<&str>, drained: bool, context: &AdminContext) -> Result<C
     if context.router.host() == HostState::Stopping {
         return Err("the supervisor is stopping, so the host stays drained".to_owned());
     }
-    if let Some(name) = model {
-        named(name, context)?;
-    }
-    let news = context.router.drain(model, drained);
+    let served = model.map(|name| named(name, context)).transpose()?;
+    let name = served.as_ref().map(|served| served.model.served_name());
+    let news = context.router.drain(name, drained);
     Ok(ControlReply::Drained { drained, news })
 }
 
@@ -394,6 +426,43 @@ async fn reload(context: &AdminContext) -> Result<ControlReply, String> {
 async fn place(model: &str, gpu: usize, context: &AdminContext) -> Result<ControlReply, String> {
     let news = context.registry.move_to_gpu(model, gpu).await?;
     Ok(ControlReply::Placed { gpu, news })
+}
+
+async fn rollout(request: &RolloutRequest, context: &AdminContext) -> Result<ControlReply, String> {
+    let BegunRollout { candidate, former } = context.registry.begin_rollout(request).await?;
+    Ok(ControlReply::RolloutBegun { candidate, former })
+}
+
+/// Waits until a rollout has another phase than the one that the client has seen.
+async fn follow_rollout(
+    model: &str,
+    candidate: u32,
+    seen: Option<SeenPhase>,
+    context: &AdminContext,
+) -> Result<ControlReply, String> {
+    let status = |models: &Arc<ModelSet>| {
+        let rollout = models.rollouts.iter().find(|rollout| rollout.model == model);
+        rollout.and_then(RolloutStatus::of).filter(|status| status.candidate == candidate)
+    };
+    let mut models_rx = context.models.clone();
+    let is_news = |models: &Arc<ModelSet>| status(models).map(|status| status.seen()) != seen;
+    // After a timeout, the client asks again if it is still there.
+    if let Ok(Err(_)) = tokio::time::timeout(FOLLOW_TIMEOUT, models_rx.wait_for(is_news)).await {
+        return Err("the supervisor is stopping".to_owned());
+    }
+    let models = context.models();
+    let ended = || format!("the rollout of version {candidate} has ended; see `shadowslice status`");
+    status(&models).map(ControlReply::Rollout).ok_or_else(ended)
+}
+
+async fn command_rollout(
+    model: &str,
+    command: RolloutCommand,
+    context: &AdminContext,
+) -> Result<ControlReply, String> {
+    let CommandedRollout { version, stage, took } = context.registry.command_rollout(model, command).await?;
+    let stage = stage_name(stage).to_owned();
+    Ok(ControlReply::RolloutChanged { version, stage, took_ms: ms(took) })
 }
 
 async fn upgrade(context: &AdminContext) -> Result<ControlReply, String> {

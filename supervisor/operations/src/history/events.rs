@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::plan::PlanReport;
-use crate::status::{HostStatus, ModelStatus, change_text};
+use crate::status::{HostStatus, ModelStatus, RolloutPhase, RolloutStatus, change_text};
 use shadowslice_control::controller::{ChangeOutcome, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
@@ -83,7 +83,7 @@ pub(super) fn between(
     }
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
-        let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
+        let earlier = before.models.iter().find(|earlier| earlier.instance() == model.instance());
         // If a model was replaced, its counters started again from zero, so they are not compared
         // with the earlier counters.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
@@ -91,9 +91,10 @@ pub(super) fn between(
         marks.extend(death(counted, model));
         marks.extend(change(counted, model, plan));
         marks.extend(state(earlier, model));
+        marks.extend(rollout(earlier, model));
         marks.extend(refusing.begin(counted, model));
     }
-    let gone = |earlier: &&ModelStatus| now.models.iter().all(|model| model.name != earlier.name);
+    let gone = |earlier: &&ModelStatus| now.models.iter().all(|model| model.instance() != earlier.instance());
     let gone = before.models.iter().filter(gone);
     marks.extend(gone.map(|model| HistoryEvent::of(model, HistoryEventKind::State, "removed".to_owned())));
     refusing.0.retain(|(name, _), _| now.models.iter().any(|model| model.name == *name));
@@ -108,6 +109,21 @@ fn host(before: &HostStatus, now: &HostStatus) -> Option<HistoryEvent> {
         HostState::Stopping => "the host is stopping",
     };
     Some(HistoryEvent::of_host(HistoryEventKind::State, text.to_owned()))
+}
+
+/// Returns an event if a rollout of the model has entered another phase.
+fn rollout(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
+    let key = |rollout: &RolloutStatus| (rollout.candidate, rollout.phase, rollout.canary.to_bits());
+    let rollout = now.rollout.as_ref().filter(|_| now.role.is_released())?;
+    let earlier = before.and_then(|before| before.rollout.as_ref());
+    if earlier.map(key) == Some(key(rollout)) {
+        return None;
+    }
+    let kind = match rollout.phase {
+        RolloutPhase::RolledBack => HistoryEventKind::Failure,
+        _ => HistoryEventKind::Change,
+    };
+    Some(HistoryEvent::of(now, kind, rollout.text()))
 }
 
 fn death(before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {

@@ -67,7 +67,7 @@ impl Snapshot {
         let latencies = models
             .served
             .iter()
-            .filter_map(|served| latency(&served.model.name, served.pipeline.take_recent_latencies()));
+            .filter_map(|served| latency(&served.shown_name(), served.pipeline.take_recent_latencies()));
         Self {
             at: Instant::now(),
             latencies: latencies.collect(),

@@ -113,7 +113,7 @@ impl HistorySample {
         let span = now.at.saturating_duration_since(before.at);
         let parts = parts(&status.gpus, &status.models);
         let models = status.models.iter().zip(parts).map(|(model, part)| {
-            let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name);
+            let earlier = before.status.models.iter().find(|earlier| earlier.instance() == model.instance());
             let latency = now.latencies.get(&model.name).copied();
             ModelSample::of(model, earlier, latency, part, span)
         });

@@ -26,7 +26,7 @@ fn model(name: &str, more: Value) -> Value {
     let boot =
         json!({"spawn": 0.0, "libraries": 0.0, "context": 0.0, "session": 0.0, "warmup": 0.0, "proof": 0.0});
     let mut model = json!({
-        "name": name, "state": "ready", "gpu": 0, "share_percent": 100, "sms": 132, "mechanism": "in-process",
+        "name": name, "model": name, "version": 1, "state": "ready", "gpu": 0, "share_percent": 100, "sms": 132, "mechanism": "in-process",
         "groups": "all", "held": false, "queue": 0, "in_flight": 0, "worker_deaths": 0, "worker_restarts": 0,
         "batches": 0, "execution_ms": {}, "requests": counts(0, 0, 0),
         "latency_ms": {"p50": 0.0, "p99": 0.0},

@@ -20,8 +20,8 @@ pub(super) struct HourlyUsage(VecDeque<UsageStep>);
 #[derive(Debug)]
 struct UsageStep {
     at: Instant,
-    /// The SM time of each model since its start, in SM·s.
-    models: BTreeMap<String, f64>,
+    /// The SM time of each version of a model since its start, in SM·s.
+    models: BTreeMap<(String, u32), f64>,
     /// The SM time of each GPU since the supervisor's start, in SM·s.
     gpus: Vec<f64>,
 }
@@ -32,7 +32,7 @@ impl HourlyUsage {
         if self.0.back().is_some_and(|last| at.saturating_duration_since(last.at) < STEP) {
             return;
         }
-        let models = status.models.iter().map(|model| (model.name.clone(), used(model))).collect();
+        let models = status.models.iter().map(|model| (instance(model), used(model))).collect();
         let gpus = status.gpus.iter().map(|gpu| gpu.sm_seconds).collect();
         self.0.push_back(UsageStep { at, models, gpus });
         if self.0.len() > STEPS {
@@ -47,10 +47,14 @@ impl HourlyUsage {
         let gpu = status.gpus.get(model.gpu).map_or(0.0, |gpu| gpu.sm_seconds);
         let capacity = gpu - first.gpus.get(model.gpu).copied().unwrap_or_default();
         // If a model was replaced, its counter started again from zero.
-        let before = first.models.get(&model.name).copied().filter(|&before| before <= used(model));
+        let before = first.models.get(&instance(model)).copied().filter(|&before| before <= used(model));
         let used = used(model) - before.unwrap_or_default();
         if capacity > 0.0 { (100.0 * used / capacity).clamp(0.0, 100.0) } else { 0.0 }
     }
+}
+
+fn instance(model: &ModelStatus) -> (String, u32) {
+    (model.model.clone(), model.version)
 }
 
 fn used(model: &ModelStatus) -> f64 {

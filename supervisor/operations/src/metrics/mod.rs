@@ -5,6 +5,7 @@ mod table;
 mod tenants;
 mod text;
 mod triton;
+mod versions;
 
 use crate::access_log::DroppedLines;
 use crate::machine::MachineUsage;
@@ -76,9 +77,16 @@ pub fn render(
     own: &SupervisorMetrics,
 ) -> String {
     let mut text = String::new();
-    write_all(&mut text, table::MODELS, models, |model| {
-        format!("model=\"{}\",gpu=\"{}\"", escaped(&model.status.name), model.status.gpu)
-    });
+    let labels = |model: &ModelMetrics| {
+        // The first version has no label, so that the series of models without versions have none.
+        let version = match model.status.version {
+            0 | 1 => String::new(),
+            number => format!(",version=\"{number}\""),
+        };
+        format!("model=\"{}\",gpu=\"{}\"{version}", escaped(&model.status.model), model.status.gpu)
+    };
+    write_all(&mut text, table::MODELS, models, labels);
+    write_all(&mut text, versions::METRICS, models, labels);
     let policies = policy.map_or(&[][..], std::slice::from_ref);
     write_all(&mut text, table::POLICY, policies, |policy| {
         format!("policy=\"{}\"", escaped(&policy.policy.to_string()))
@@ -107,3 +115,5 @@ mod absent_tests;
 mod names_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod versions_tests;

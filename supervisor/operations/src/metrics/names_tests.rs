@@ -11,7 +11,8 @@ fn all() -> Vec<(&'static str, &'static str)> {
     fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
     }
-    let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
+    let ours =
+        of(table::MODELS).chain(of(versions::METRICS)).chain(of(table::POLICY)).chain(of(gpus::METRICS));
     let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::CERTIFICATES));
     let ours = ours
         .chain(of(tenants::METRICS))

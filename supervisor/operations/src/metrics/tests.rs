@@ -51,7 +51,6 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         "invalid": 3, "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
     }));
     let status = ModelStatus {
-        name: name.to_owned(),
         state: ReportedState::Ready,
         gpu: 1,
         share_percent: 29,
@@ -71,7 +70,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
             sha256: Some("a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e".to_owned()),
             at_s: 2.5,
         }),
-        ..ModelStatus::default()
+        ..ModelStatus::named(name)
     };
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
@@ -86,7 +85,7 @@ pub(super) fn policy() -> Planned {
     Planned { policy, models: Vec::new(), took: Total { count: 1, time } }
 }
 
-fn has(text: &str, line: &str) {
+pub(super) fn has(text: &str, line: &str) {
     assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");
 }
 

@@ -10,9 +10,6 @@ use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
 use shadowslice_datapath::pipeline::{CacheCounts, Durations};
 
-/// The value of the label for the model version. It is the same for every model.
-const VERSION: &str = "1";
-
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     counter("nv_inference_request_success", "Requests answered.", |model| {
         one(model.status.requests.succeeded as f64)
@@ -112,7 +109,7 @@ pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
 
 pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatus], machine: MachineUsage) {
     write_all(text, MODELS, models, |model| {
-        format!("model=\"{}\",version=\"{VERSION}\"", escaped(&model.status.name))
+        format!("model=\"{}\",version=\"{}\"", escaped(&model.status.model), model.status.version)
     });
     write_all(text, GPUS, gpus, |gpu| {
         let uuid = gpu.nvml.as_ref().map_or("", |nvml| &nvml.uuid);

@@ -173,9 +173,10 @@ fn of_outcome(outcome: SpanStatus, journey: &RequestTrace) -> Vec<KeyValue> {
 }
 
 fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
-    let RequestTrace { model, rows, copy_in, retries, refusal, .. } = journey;
+    let RequestTrace { model, version, rows, copy_in, retries, refusal, .. } = journey;
     let known = model.iter().flat_map(|model| {
-        [text("shadowslice.model.name", model.as_str()), text("shadowslice.model.version", "1")]
+        let version = version.to_string();
+        [text("shadowslice.model.name", model.as_str()), text("shadowslice.model.version", version)]
     });
     let stored = rows.iter().flat_map(|rows| {
         [number("shadowslice.rows", *rows), number("shadowslice.input_copy_us", copy_in.as_micros())]

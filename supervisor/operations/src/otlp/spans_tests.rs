@@ -77,6 +77,7 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         RunEnd::Answered { received: at(190), execution: Duration::from_millis(15), copied: at(192) };
     let journey = RequestTrace {
         model: Some("m".to_owned()),
+        version: 1,
         rows: Some(4),
         copy_in: Duration::from_micros(30),
         attempts: vec![

@@ -82,6 +82,8 @@ pub(crate) fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<
         sm_use: Some(seen.sm_use),
         streams: seen.streams.map(|streams| StreamStatus::of(&streams, &served.model.slo)),
         preemption: seen.pieces.map(|pieces| PreemptionStatus::of(pieces, &seen.pauses)),
+        name: served.shown_name(),
+        role: served.role,
         ..of_report(&served.model, &report, gpus.get(served.model.gpu).and_then(Option::as_ref))
     }
 }
@@ -91,7 +93,8 @@ fn of_report(model: &ModelConfig, report: &ModelReport, gpu: Option<&Reading>) -
     let now = Instant::now();
     let no_room = no_room(&report.workers, report.memory_need, gpu);
     ModelStatus {
-        name: model.name.clone(),
+        model: model.served_name().to_owned(),
+        version: model.version.number,
         state: ReportedState::from(&report.state),
         state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
         why: states::reason(&report.state).or_else(|| states::progress(report, now)),
@@ -119,7 +122,10 @@ fn of_report(model: &ModelConfig, report: &ModelReport, gpu: Option<&Reading>) -
 pub(crate) fn of_unloaded(unloaded: &Unloaded) -> ModelStatus {
     let model = &unloaded.model;
     ModelStatus {
-        name: model.name.clone(),
+        name: unloaded.shown_name(),
+        role: unloaded.role,
+        model: model.served_name().to_owned(),
+        version: model.version.number,
         state: unloaded.state(),
         why: Some(unloaded.why.clone()),
         gpu: model.gpu,

@@ -95,7 +95,9 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
         .then(|| format!("{name} is held at {}% until `shadowslice release {name}`", model.share_percent));
     let streams = model.streams.as_ref().and_then(StreamStatus::text);
     let streams = streams.map(|text| format!("{name}: {text}"));
-    [why, overload, stalled, files, no_change, batches, malformed, no_standby, held, streams]
+    let rollout = model.rollout.as_ref().filter(|_| model.role.is_released());
+    let rollout = rollout.map(|rollout| format!("{name}: {}", rollout.text()));
+    [why, overload, stalled, files, no_change, batches, malformed, no_standby, held, streams, rollout]
         .into_iter()
         .flatten()
         .collect()
@@ -135,6 +137,7 @@ pub(crate) fn state(model: &ModelStatus) -> String {
     match model.state {
         ReportedState::Ready if model.drained => "drained".to_owned(),
         ReportedState::Ready if model.sleeps() => "asleep".to_owned(),
+        ReportedState::Ready => model.version_state().unwrap_or_else(|| ReportedState::Ready.to_string()),
         state => state.to_string(),
     }
 }

@@ -28,6 +28,7 @@ pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
     lines.push(requests(model));
     lines.extend(status.workers.iter().map(worker));
     lines.push(place(status));
+    lines.extend(status.rollout.as_ref().map(|rollout| format!("rollout: {}", rollout.text())));
     lines.iter().flat_map(|line| wrapped(line, width, 4)).collect()
 }
 

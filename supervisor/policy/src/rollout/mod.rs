@@ -14,7 +14,11 @@
 //! * In `Canary`, it answers a part of the requests.
 //! * When it is `Released`, it answers all requests. The former version is kept for some time.
 
+mod slowdown;
+
 use std::time::Duration;
+
+pub use slowdown::{BatchTime, slowdown};
 
 /// The requests that a stage needs before it can end. Twenty requests show an error or a difference that
 /// concerns at least every seventh request with a probability of 95 %.
@@ -87,6 +91,14 @@ pub struct StageCounts {
     pub deaths: u64,
 }
 
+impl StageCounts {
+    /// Returns the counts, with late requests only if the stage's share is in force.
+    #[must_use]
+    pub fn late_only_if(self, is_in_force: bool) -> Self {
+        Self { late: if is_in_force { self.late } else { 0 }, ..self }
+    }
+}
+
 /// The start of the new version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CandidateHealth {
@@ -107,7 +119,7 @@ pub struct RolloutView {
     pub health: CandidateHealth,
     /// The reason why requests for the released version do not fit the new one. `None` if they fit, or
     /// if it is not known yet.
-    pub misfit: Option<String>,
+    pub incompatibility: Option<String>,
     /// False if answers cannot be copied and compared, as those of streams.
     pub can_mirror: bool,
     /// The new version's requests in this stage, with copies.
@@ -173,8 +185,8 @@ fn fault(rules: &RolloutRules, stage: RolloutStage, view: &RolloutView) -> Optio
     if let CandidateHealth::Failed(why) = &view.health {
         return Some(format!("the new version does not serve: {why}"));
     }
-    if let Some(misfit) = &view.misfit {
-        return Some(misfit.clone());
+    if let Some(incompatibility) = &view.incompatibility {
+        return Some(incompatibility.clone());
     }
     let StageCounts { requests, errors, late, compared, differences, deaths } = view.candidate;
     if deaths >= MAX_DEATHS {
@@ -191,7 +203,7 @@ fn fault(rules: &RolloutRules, stage: RolloutStage, view: &RolloutView) -> Optio
         if late as f64 > allowed_late(view) {
             return Some(format!("{late} of {requests} requests violated the SLO"));
         }
-        let is_measured = stage != RolloutStage::Timing || requests >= MIN_REQUESTS;
+        let is_measured = requests >= MIN_REQUESTS;
         if let Some(slowdown) =
             view.slowdown.filter(|slowdown| is_measured && *slowdown > rules.bounds.slowdown)
         {

@@ -13,7 +13,7 @@ fn view() -> RolloutView {
     RolloutView {
         elapsed: Duration::from_secs(60),
         health: CandidateHealth::Serving,
-        misfit: None,
+        incompatibility: None,
         can_mirror: true,
         candidate: StageCounts { requests: 200, compared: 200, ..StageCounts::default() },
         released: StageCounts { requests: 4000, ..StageCounts::default() },
@@ -78,7 +78,7 @@ fn each_fault_is_found_in_every_stage_in_which_it_can_occur() {
     let counts = view().candidate;
     let faults = [
         RolloutView { health: CandidateHealth::Failed("it is broken".to_owned()), ..view() },
-        RolloutView { misfit: Some("another shape".to_owned()), ..view() },
+        RolloutView { incompatibility: Some("another shape".to_owned()), ..view() },
         RolloutView { candidate: StageCounts { errors: 3, ..counts }, ..view() },
         RolloutView { candidate: StageCounts { differences: 3, ..counts }, ..view() },
         RolloutView { candidate: StageCounts { deaths: 3, ..counts }, ..view() },
@@ -105,6 +105,13 @@ fn a_bound_applies_to_a_hundred_requests_at_least() {
     assert!(is_rolled_back(RolloutStage::Mirror, &with(10, 2)));
     assert!(!is_rolled_back(RolloutStage::Mirror, &with(1000, 10)));
     assert!(is_rolled_back(RolloutStage::Mirror, &with(1000, 11)));
+}
+
+#[test]
+fn a_single_slow_batch_proves_nothing() {
+    let counts = StageCounts { requests: MIN_REQUESTS - 1, ..StageCounts::default() };
+    let slow = RolloutView { candidate: counts, slowdown: Some(9.0), ..view() };
+    assert!(STAGES.into_iter().all(|stage| !is_rolled_back(stage, &slow)));
 }
 
 #[test]

@@ -80,6 +80,7 @@ impl Rig {
                 tenant_weights: vec![1.0],
                 step_timeout: Duration::from_secs(10),
                 name: model.name.clone(),
+                version: 1,
                 live: pipeline::LiveSettings {
                     slo: model.slo,
                     max_delay: Duration::ZERO,
@@ -96,6 +97,7 @@ impl Rig {
             let (orders, orders_rx) = mpsc::channel(MAX_QUEUED_ORDERS);
             let (report_tx, report_rx) = watch::channel(report(ModelState::Ready, share, &*gpu));
             served.push(Served {
+                role: Default::default(),
                 id: served.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),

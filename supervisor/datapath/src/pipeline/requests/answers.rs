@@ -77,6 +77,11 @@ impl Answers {
         std::mem::take(&mut self.delivery)
     }
 
+    /// Returns the outputs of the first answer, if it has not been taken.
+    pub(crate) fn first(&self) -> Option<&[RequestOutput]> {
+        self.first.as_deref()
+    }
+
     /// Returns the outputs of the first answer and their delivery, and cancels all other answers.
     pub fn into_single(mut self) -> (Vec<RequestOutput>, Delivery) {
         (self.first.take().unwrap_or_default(), self.delivery())

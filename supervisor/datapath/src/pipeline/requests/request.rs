@@ -15,7 +15,12 @@ use crate::trace::Journal;
 /// The description of a model, as its workers reported it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
+    /// The name that clients use.
     pub name: String,
+    /// The number of the version. Supervisors before versions do not describe it, and an upgrade compares
+    /// descriptions.
+    #[serde(skip_serializing_if = "is_first_version")]
+    pub version: String,
     /// The software that runs the model, for example `emulated`, or `onnxruntime_onnx` (Triton's
     /// name for ONNX Runtime).
     pub platform: &'static str,
@@ -30,6 +35,10 @@ pub struct Metadata {
     pub optional: Vec<TensorSpec>,
     /// The outputs. Their shapes include the batch axis.
     pub outputs: Vec<TensorSpec>,
+}
+
+fn is_first_version(version: &str) -> bool {
+    version == "1"
 }
 
 impl Metadata {

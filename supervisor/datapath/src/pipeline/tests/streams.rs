@@ -18,6 +18,7 @@ pub(super) fn with_streams(limits: StreamLimits) -> Stage {
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
     let metadata = Metadata {
         name,
+        version: "1".into(),
         platform,
         max_batch: 0,
         streams: Some(limits),

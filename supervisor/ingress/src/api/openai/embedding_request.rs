@@ -113,6 +113,7 @@ mod tests {
     fn read(datatype: Datatype, max_batch: u32, body: &Value) -> Result<Vec<Vec<i64>>, String> {
         let model = Metadata {
             name: "m".into(),
+            version: "1".into(),
             platform: "emulated",
             max_batch,
             streams: None,

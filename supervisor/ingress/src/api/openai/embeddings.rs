@@ -70,11 +70,11 @@ pub(super) async fn answer(
 }
 
 fn read(preparation: &Preparation) -> Result<(MappedModel<EmbeddingsMapping>, EmbeddingCall), OpenAiError> {
-    let Preparation { router, body, journal, permit } = preparation;
+    let Preparation { body, permit, .. } = preparation;
     let mut fields = FieldObject::parse(body, permit)?;
     let name: String = required(&mut fields, "model", "a string")?;
     let of = |mapping: &OpenAiConfig| mapping.embeddings.clone();
-    let model = mapping::find(router, name, ENDPOINT, journal.as_ref(), of)?;
+    let model = mapping::find(preparation, name, ENDPOINT, of)?;
     let MappedModel { target, mapping } = &model;
     check(&target.metadata, mapping)?;
     let call = EmbeddingCall::read(fields, &target.metadata, &mapping.input, permit)

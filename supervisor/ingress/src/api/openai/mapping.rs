@@ -7,10 +7,9 @@ use serde_json::value::RawValue;
 use shadowslice_config::OpenAiConfig;
 use shadowslice_datapath::log_throttle::LogThrottle;
 use shadowslice_datapath::pipeline::{Metadata, RequestFailure, RequestOptions};
-use shadowslice_datapath::router::Router;
-use shadowslice_datapath::trace::Journal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings};
 
+use super::Preparation;
 use super::error::OpenAiError;
 use crate::admission::{Clipped, RequestError};
 use crate::api::inference::Target;
@@ -32,19 +31,19 @@ pub(super) struct MappedModel<M> {
 
 /// Finds the model of a request. `of` returns the mapping for the endpoint.
 pub(super) fn find<M>(
-    router: &Router,
+    preparation: &Preparation,
     name: String,
     endpoint: &str,
-    journal: Option<&Journal>,
     of: impl FnOnce(&OpenAiConfig) -> Option<M>,
 ) -> Result<MappedModel<M>, OpenAiError> {
-    let route = model::find(router, &name, "").map_err(OpenAiError::model)?;
+    let Preparation { router, headers, journal, .. } = preparation;
+    let route = model::select(router, &name, "", headers).map_err(OpenAiError::model)?;
     let mapping = route.pipeline().openai().and_then(|mapping| of(&mapping));
     let mapping = mapping.ok_or_else(|| {
         let name = Clipped(&name);
         OpenAiError::model(RequestError::NotFound(format!("model '{name}' does not serve {endpoint}")))
     })?;
-    let target = Target::new(route, name, None, journal)?;
+    let target = Target::new(route, name, None, journal.as_ref())?;
     Ok(MappedModel { target, mapping })
 }
 
@@ -182,6 +181,7 @@ mod tests {
         let spec = |name: &str, datatype| TensorSpec { name: name.into(), datatype, shape: vec![1] };
         Metadata {
             name: "m".into(),
+            version: "1".into(),
             platform: "emulated",
             max_batch: 0,
             streams: None,

@@ -12,6 +12,7 @@ mod models;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::HeaderMap;
 use hyper::http::request::Parts;
 use serde::Deserialize;
 use shadowslice_datapath::pipeline::Pieces;
@@ -71,6 +72,7 @@ pub(super) async fn answer(
 /// The parts that are needed to read a request.
 struct Preparation {
     router: Arc<Router>,
+    headers: HeaderMap,
     body: Bytes,
     journal: Option<Journal>,
     permit: Arc<MemoryPermit>,
@@ -87,7 +89,8 @@ async fn prepare<T: Send + 'static>(
     let (body, decompression) = http_infer::decompress(front, &head.headers, body, permit).await?;
     let journal = trace::journal(&head.extensions).cloned();
     let (router, permit) = (Arc::clone(&front.router), Arc::clone(permit));
-    let preparation = Preparation { router, body: permit.join(body)?, journal, permit };
+    let preparation =
+        Preparation { router, headers: head.headers.clone(), body: permit.join(body)?, journal, permit };
     if preparation.body.len() < LONG_JSON_BYTES {
         return read(&preparation);
     }
