@@ -110,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         host.add_argument("host", metavar="HOST")
         _bounded(host)
         host.set_defaults(drained=name == "drain")
+    for name, method, text in (
+        ("promote", "promote", "End the current step of a model's rollout on each host"),
+        ("rollback", "roll_back", "Make the former version of a model answer all requests again"),
+    ):
+        rollout = command(name, _command_rollout, text)
+        rollout.add_argument("model", metavar="MODEL")
+        rollout.set_defaults(method=method)
     down = command("down", _down, "Remove all models from the fleet, and wait")
     _bounded(down)
     node = command("node", _node, "Run Ray on this node until it is stopped (for the node's unit)")
@@ -173,6 +180,13 @@ def _up(arguments: argparse.Namespace) -> int:
         for name in spec.models
         if name not in current or not report.is_sufficient(current[name])
     ]
+    rolled_back = [
+        report.rollback_reason(name, current[name])
+        for name in missing
+        if name in current and current[name]["rolled_back"]
+    ]
+    if rolled_back:
+        raise NotInDesiredState("; ".join(rolled_back))
     if missing:
         raise NotInDesiredState(
             f"these models are not in the desired state: {', '.join(missing)}; see `status`"
@@ -252,6 +266,13 @@ def _drain(arguments: argparse.Namespace) -> int:
         )
         raise NotInDesiredState(f"cannot drain host '{arguments.host}': {why}")
     return OK
+
+
+def _command_rollout(arguments: argparse.Namespace) -> int:
+    replies = _Fleet(arguments.ray).call(arguments.method, arguments.model)
+    for host, reply in replies.items():
+        print(f"{host}: {reply.text}", file=arguments.out, flush=True)
+    return OK if all(reply.succeeded for reply in replies.values()) else REFUSED
 
 
 def _node(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from shadowslice_fleet.observed import Assignment, Assignments
+from shadowslice_fleet.observed import Assignment, Assignments, relative_to
 from shadowslice_fleet.spec import Document
 
 MARK = "# shadowslice-fleet "
@@ -34,6 +34,27 @@ def _entries(text: str) -> dict[str, Document]:
     if not text.startswith(MARK):
         return {}
     return {each["name"]: each for each in json.loads(text.partition("\n")[2])["models"]}
+
+
+def paths(text: str, files: Path) -> dict[str, str]:
+    """Returns the path of each model with files. Paths in fetched files are relative to `files`.
+
+    Returns nothing if the file is damaged, as after a full disk. The next change replaces the file.
+    """
+    try:
+        entries = _entries(text)
+    except ValueError:
+        return {}
+    return {
+        name: relative_to(str(each["path"]), files)
+        for name, each in entries.items()
+        if "path" in each
+    }
+
+
+def models_with_rollout(text: str) -> set[str]:
+    """Returns the models that may serve another version than the file has. Raises ValueError."""
+    return {name for name, each in _entries(text).items() if "rollout" in each}
 
 
 def model_names(text: str) -> list[str]:

@@ -13,7 +13,14 @@ This module does no I/O.
 from dataclasses import replace
 
 from shadowslice_fleet.envoy import Endpoint
-from shadowslice_fleet.loop_state import Actions, CopyKey, Memory, Observation, Published
+from shadowslice_fleet.loop_state import (
+    Actions,
+    CopyKey,
+    Memory,
+    Observation,
+    Published,
+    held_model,
+)
 from shadowslice_fleet.observed import (
     Assignment,
     Assignments,
@@ -132,9 +139,10 @@ class Pass:
         name, observed = model.name, self.observation.hosts[host]
         copy = self._copy(name, host)
         failed = self._failed(name, host)
-        if slot and not failed:
-            self._assign(Assignment(model, slot.gpu), observed)
-        elif slot is None or host in endpoints or (copy and copy.ready):
+        held = self.before.held.get(CopyKey(name, host))
+        if slot and not failed and (held is None or held.model):
+            self._assign(Assignment(held_model(held, model), slot.gpu), observed)
+        elif held or slot is None or host in endpoints or (copy and copy.ready):
             self.keep[host].append(name)
         if copy and copy.drained:
             self.undrain.append(CopyKey(name, host))
@@ -156,7 +164,8 @@ class Pass:
                 return
             self.start_budget -= 1
             starting.append(host)
-            self._assign(Assignment(model, slot.gpu), observed)
+            held = self.before.held.get(CopyKey(name, host))
+            self._assign(Assignment(held_model(held, model), slot.gpu), observed)
 
     def _assign(self, assignment: Assignment, observed: ObservedHost) -> None:
         files, name = files_to_fetch(assignment, observed), assignment.model.name

@@ -16,6 +16,7 @@ from shadowslice_fleet import (
     persisted,
     placement,
     report,
+    rollouts,
     scaling,
     settings,
 )
@@ -26,7 +27,7 @@ from shadowslice_fleet.gateway import AdminFailed, Gateway
 from shadowslice_fleet.hosts import Hosts
 from shadowslice_fleet.loop_state import Actions, EnvoyHealth, Memory, Observation
 from shadowslice_fleet.moves import CommandRefused
-from shadowslice_fleet.observed import FRESH_FOR, LOST_AFTER, Slot
+from shadowslice_fleet.observed import FRESH_FOR, LOST_AFTER, CommandReply, ObservedHost, Slot
 from shadowslice_fleet.persisted import PersistedState
 from shadowslice_fleet.reconcile import decide
 from shadowslice_fleet.spec import Spec
@@ -38,7 +39,6 @@ POLL_TIMEOUT = 0.4  # seconds for which each round waits for the hosts' replies
 ADOPTION_TIMEOUT = 30.0
 LOCK_TIMEOUT = 30.0
 CHECKS_PER_SETTLE = 12  # the number of load checks within the time `settle`
-EMPTY_SPEC = specs.parse({"models": []}, "no spec")
 log = logging.getLogger(__name__)
 
 
@@ -74,7 +74,7 @@ class Fleet:
     @property
     def spec(self) -> Spec:
         """The current spec. It is empty before the first `up`."""
-        return self.state.spec or EMPTY_SPEC
+        return self.state.spec or specs.EMPTY
 
     # Commands
     def apply_spec(self, document: specs.Document) -> None:
@@ -87,9 +87,29 @@ class Fleet:
         if new.models:
             self._try_placement(new)
         with self.lock:
-            self._save(replace(self.state, spec=new))
+            hosts = self.hosts.newer_than(float("inf"))
+            former = rollouts.former(self.spec, self.state.former, new, hosts)
+            self._save(replace(self.state, spec=new, former=specs.of_entries(former)))
             self._retry_all()
             self._place_again()
+
+    def promote(self, model: str) -> dict[str, CommandReply]:
+        """Ends the current step of a model's rollout on each host that has one in progress.
+
+        If no rollout is in progress, unloads the former versions. Returns the hosts' replies.
+        Raises CommandRefused.
+        """
+        active = rollouts.active(model, self.hosts.fresh())
+        in_progress = [host for host, each in active.items() if each.is_in_progress]
+        return self.hosts.run_on(in_progress or list(active), "promote", model)
+
+    def roll_back(self, model: str) -> dict[str, CommandReply]:
+        """Rolls a model back on each host that has a rollout or keeps the former version.
+
+        Returns the hosts' replies. Raises CommandRefused.
+        """
+        active = rollouts.active(model, self.hosts.fresh())
+        return self.hosts.run_on(list(active), "roll_back", model)
 
     def status(self) -> report.Status:
         """Returns the state of all models and hosts."""
@@ -171,12 +191,22 @@ class Fleet:
             self._place()
             self._scale(time.monotonic())
             observation = Observation(self.hosts.fresh(), self.envoy_health)
-            actions, memory = decide(self.spec, observation, self.memory, time.monotonic())
+            memory = replace(self.memory, former=self.state.former.models)
+            actions, memory = decide(self.spec, observation, memory, time.monotonic())
             self.gateway.publish(list(self.spec.models.values()), memory.published)
             self.memory = memory
             if memory.placement != self.state.placement:
                 self._save(replace(self.state, placement=memory.placement))
+            self._forget_former(observation.hosts)
         self._send(actions)
+
+    def _forget_former(self, hosts: dict[str, ObservedHost]) -> None:
+        """Forgets the former versions of models whose rollout has ended."""
+        former, slots = self.state.former, self.memory.placement
+        left = rollouts.unfinished(self.spec, former.models, hosts, slots)
+        if left != former.models.keys():
+            entries = [specs.entry(former, name) for name in sorted(left)]
+            self._save(replace(self.state, former=specs.of_entries(entries)))
 
     def _is_adopting(self) -> bool:
         """Checks whether the actor still waits for hosts that the previous actor knew."""

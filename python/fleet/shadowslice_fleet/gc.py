@@ -12,17 +12,18 @@ PROFILES = ".profiles"  # the folder to which the Host actor writes the models' 
 EXPIRE_AFTER = 86400.0  # seconds from the last use to the removal
 
 
-def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
-    """Returns files and profiles that the configuration has not named for `EXPIRE_AFTER`.
+def find_unused(folder: Path, used: str, now: float) -> set[Path]:
+    """Returns files and profiles that `used` has not named for `EXPIRE_AFTER`.
 
-    The returned files include partial fetches. Updates the last use of the files that the
-    configuration names. `now` is the wall-clock time in seconds.
+    `used` is the configuration and the paths of loaded versions. The returned files include partial
+    fetches. Updates the last use of the files that `used` names. `now` is the wall-clock time in
+    seconds.
     """
     ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _is_partial(path)]
     found = set()
     for path in [*ours, *_in(folder / PROFILES)]:
         age = now - path.stat().st_mtime
-        if path.name in configuration or age < 0:
+        if path.name in used or age < 0:
             files.mark_used(path)
         elif age > EXPIRE_AFTER:
             found.add(path)

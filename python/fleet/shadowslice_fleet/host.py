@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 import yaml
 
 from shadowslice_fleet import config_file, files, gc, observed, settings, values
-from shadowslice_fleet.observed import Assignments, Refusal
+from shadowslice_fleet.observed import Assignments, CommandReply, Refusal
 from shadowslice_fleet.spec import Document, Files
 from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 
@@ -44,6 +44,7 @@ class SharedWork:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     applying: bool = False
+    applied: int = 0  # the number of changes that have ended
     refusals: dict[str, Refusal] = field(default_factory=dict)  # keyed by the assignment's digest
     fetching: set[str] = field(default_factory=set)
     fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # keyed by `Files.key`
@@ -73,15 +74,20 @@ class Host:
     def observe(self) -> observed.ObservedHost:
         """Returns the state of the host and of its supervisor."""
         ours = self.settings
+        with self.work.lock:
+            applied = self.work.applied
         try:
             status: Document | None = self.supervisor.status()
             why = None
         except CommandFailed as failed:
             status, why = None, str(failed)
         emulated_mib = values.size_mib(ours.emulated_memory)
-        copies = observed.copies(status) if status else {}
+        copies = observed.copies(status, self.files) if status else {}
         with self.work.lock:
-            assigned = config_file.assigned(_read_text(self.config))
+            text = _read_text(self.config)
+            assigned = config_file.assigned(text)
+            # A status from before the end of a change does not match the file.
+            busy = self.work.applying or self.work.applied != applied
             undone = self.pending.exists() or self._has_leftovers(copies.keys() - assigned.keys())
             return observed.ObservedHost(
                 name=ours.name,
@@ -92,11 +98,12 @@ class Host:
                 gpus=observed.gpus(status, emulated_mib) if status else (),
                 copies=copies,
                 assigned=assigned,
+                paths=config_file.paths(text, self.files),
                 refusals=dict(self.work.refusals),
                 fetched=files.fetched(self.files) - {path.name for path in self.work.expiring},
                 fetch_failures=dict(self.work.fetch_failures),
-                busy=self.work.applying,
-                interrupted=undone and not self.work.applying,
+                busy=busy,
+                interrupted=undone and not busy,
             )
 
     def _has_leftovers(self, models: set[str]) -> bool:
@@ -138,6 +145,21 @@ class Host:
     def undrain(self, model: str) -> str | None:
         """Ends the draining of a model. Returns the error, or None."""
         return self._run_command(lambda: self.supervisor.undrain(model))
+
+    def promote(self, model: str) -> CommandReply:
+        """Ends the current step of a model's rollout."""
+        return self._reply_of(lambda: self.supervisor.promote(model))
+
+    def roll_back(self, model: str) -> CommandReply:
+        """Rolls a new version of a model back."""
+        return self._reply_of(lambda: self.supervisor.roll_back(model))
+
+    @staticmethod
+    def _reply_of(command: Callable[[], str]) -> CommandReply:
+        try:
+            return CommandReply(True, command())
+        except CommandFailed as failed:
+            return CommandReply(False, failed.why)
 
     @staticmethod
     def _run_command(assignment: Callable[[], None]) -> str | None:
@@ -184,6 +206,7 @@ class Host:
                 attempt = time.time_ns()
                 self.work.refusals = {of: Refusal(why, attempt) for of, why in refused.items()}
                 self.work.applying = False
+                self.work.applied += 1
 
     def _put_in_force(self, assignments: Assignments) -> dict[str, str]:
         """Writes the configuration and reloads it.
@@ -231,10 +254,16 @@ class Host:
         """
         if not self._is_config_in_force(now):
             return
+        # After a rollback, and while a former version is kept, the file does not name all versions.
+        status = self.supervisor.status()
+        loaded = "\n".join(observed.loaded_paths(status))
         with self.work.lock:
             if self.work.applying:
                 return
-            found = gc.find_unused(self.files, _read_text(self.config), now)
+            text = _read_text(self.config)
+            if not config_file.models_with_rollout(text) <= observed.loaded_models(status):
+                return
+            found = gc.find_unused(self.files, f"{text}\n{loaded}", now)
             coming = {path for path in found for key in self.work.fetching if key in path.name}
             due = (found & self.work.expiring) - coming
             self.work.expiring = found

@@ -9,13 +9,22 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shadowslice_fleet.host import Host
-from shadowslice_fleet.observed import FRESH_FOR, Assignments, HostRecord, ObservedHost
+from shadowslice_fleet.observed import (
+    FRESH_FOR,
+    Assignments,
+    CommandReply,
+    HostRecord,
+    ObservedHost,
+)
 from shadowslice_fleet.spec import Files
 
 NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
 THREADS = 8  # the number of concurrent calls in one Host actor
 REPLY_TIMEOUT = 5.0  # seconds after which a host without a reply is polled again
+# The seconds within which a host must execute `promote` or `rollback`. This is more than the
+# timeout of the supervisor's command, and less than the command line's timeout.
+COMMAND_TIMEOUT = 17.0
 # The seconds after which the record of a lost host is removed. New pods have new names, so records
 # would otherwise accumulate. A record is kept for a day, because it shows the resources that a
 # model's copies needed.
@@ -33,7 +42,7 @@ class Node:
 
 
 class Hosts:
-    """The hosts of the fleet. Only one thread may use this object at a time."""
+    """The hosts of the fleet. Only one thread may use this object at a time, except `run_on`."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}  # keyed by Ray's node id
@@ -89,6 +98,18 @@ class Hosts:
         """Makes a host end the drain of a model."""
         self.node_of[host].actor.undrain.remote(model)
 
+    def run_on(self, hosts: list[str], command: str, model: str) -> dict[str, CommandReply]:
+        """Runs a command for a model on these hosts, and returns their replies.
+
+        Another thread may call this method while `poll` runs.
+        """
+        sent = {}
+        for host in hosts:
+            actor = self.node_of[host].actor
+            sent[host] = getattr(actor, command).remote(model)
+        done, _ = ray.wait(list(sent.values()), num_returns=len(sent), timeout=COMMAND_TIMEOUT)
+        return {host: _reply(ref, ref in done) for host, ref in sent.items()}
+
     def _refresh_nodes(self) -> None:
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
@@ -130,6 +151,17 @@ class Hosts:
             self.records[observed.name].why = observed.why
         else:
             self.records[observed.name] = HostRecord(observed, float("-inf"), observed.why)
+
+
+def _reply(ref: Any, is_done: bool) -> CommandReply:
+    """Returns the reply to a command, or the reason why the host did not reply."""
+    if not is_done:
+        return CommandReply(False, f"the host did not reply within {COMMAND_TIMEOUT:g} s")
+    try:
+        reply: CommandReply = ray.get(ref, timeout=0)
+    except ray.exceptions.RayError as error:
+        return CommandReply(False, f"the host does not reply: {error}")
+    return reply
 
 
 def _actor(node: str, address: str) -> Any:

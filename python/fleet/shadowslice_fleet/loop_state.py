@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from shadowslice_fleet.envoy import Endpoint
 from shadowslice_fleet.observed import Assignment, Assignments, ObservedHost, Slot
-from shadowslice_fleet.spec import Files, Spec
+from shadowslice_fleet.spec import Files, Model, Spec
 
 
 class CopyKey(NamedTuple):
@@ -40,6 +40,14 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A copy that keeps its version although the spec has another one."""
+
+    why: str
+    model: Model | None  # the former model; None: the model in the host's file
+
+
+@dataclass(frozen=True)
 class Memory:
     """The state that one round passes to the next. Times are in seconds of the caller's clock."""
 
@@ -48,6 +56,9 @@ class Memory:
     starting: dict[CopyKey, float] = field(default_factory=dict)
     released_at: dict[CopyKey, float] = field(default_factory=dict)
     failures: dict[CopyKey, Failure] = field(default_factory=dict)
+    # The models whose former version serves until their rollout ends.
+    former: dict[str, Model] = field(default_factory=dict)
+    held: dict[CopyKey, Held] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,19 @@ def serving(envoy_health: EnvoyHealth | None) -> set[str]:
     return {host for them in hosts for host, healthy in them.items() if healthy}
 
 
-def desired_copies(spec: Spec, placement: Placement) -> dict[CopyKey, Assignment]:
-    """Returns the copies that the placement demands."""
+def desired_copies(
+    spec: Spec, placement: Placement, held: dict[CopyKey, Held] | None = None
+) -> dict[CopyKey, Assignment]:
+    """Returns the copies that the placement demands. Held copies have their former model."""
     return {
-        CopyKey(name, slot.host): Assignment(model, slot.gpu)
+        CopyKey(name, slot.host): Assignment(
+            held_model((held or {}).get(CopyKey(name, slot.host)), model), slot.gpu
+        )
         for name, model in spec.models.items()
         for slot in placement.get(name, ())
     }
+
+
+def held_model(held: Held | None, model: Model) -> Model:
+    """Returns the model of a copy, which is the former one if the copy is held."""
+    return held.model if held and held.model else model

@@ -25,6 +25,7 @@ class PersistedState:
     placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     extra: dict[str, int] = field(default_factory=dict)  # copies in addition to the spec, by model
+    former: Spec = specs.EMPTY  # the former versions of models whose rollout has not ended
 
 
 def lock(folder: Path) -> IO[str] | None:
@@ -49,7 +50,10 @@ def load(folder: Path) -> PersistedState:
             for name, slots in kept["placement"].items()
         }
         spec = specs.parse(kept["wish"], str(path)) if kept["wish"] is not None else None
-        return PersistedState(spec, placement, frozenset(kept["drained"]), dict(kept["extra"]))
+        former = specs.parse(kept.get("former", specs.EMPTY.document), str(path))
+        return PersistedState(
+            spec, placement, frozenset(kept["drained"]), dict(kept["extra"]), former
+        )
     except FileNotFoundError:
         return PersistedState()
     except (OSError, ValueError, KeyError, TypeError, specs.SpecFaults) as error:
@@ -66,6 +70,7 @@ def save(folder: Path, state: PersistedState) -> None:
         "placement": slots,
         "drained": sorted(state.drained),
         "extra": state.extra,
+        "former": state.former.document,
     }
     draft = folder / ".fleet.json.draft"
     try:

@@ -8,6 +8,7 @@ This module does no I/O.
 
 from dataclasses import replace
 
+from shadowslice_fleet import rollouts
 from shadowslice_fleet.copies import Pass
 from shadowslice_fleet.loop_state import (
     Actions,
@@ -17,6 +18,7 @@ from shadowslice_fleet.loop_state import (
     Observation,
     Placement,
     desired_copies,
+    held_model,
 )
 from shadowslice_fleet.observed import Assignment, ObservedHost, Slot
 from shadowslice_fleet.spec import Spec
@@ -30,9 +32,11 @@ def decide(
     spec: Spec, observation: Observation, memory: Memory, now: float
 ) -> tuple[Actions, Memory]:
     """Returns the actions of this round, and the memory for the next round."""
+    held = rollouts.held(spec, memory.former, observation.hosts, memory.placement)
+    memory = replace(memory, held=held)
     failures = _failures(spec, observation, memory, now)
-    placement = _revert_failed(spec, observation, memory.placement, failures, now)
-    copies = desired_copies(spec, placement)
+    placement = _revert_failed(spec, observation, memory, failures, now)
+    copies = desired_copies(spec, placement, held)
     starting = {
         key: memory.starting.get(key, now)
         for key in copies
@@ -61,10 +65,12 @@ def _failures(
         key: failure
         for key, failure in memory.failures.items()
         if key.model in spec.models
-        and failure.assignment.startswith(spec.models[key.model].digest)
+        and failure.assignment.startswith(
+            held_model(memory.held.get(key), spec.models[key.model]).digest
+        )
         and not _has_recovered(key, failure, observation)
     }
-    for key, assignment in desired_copies(spec, memory.placement).items():
+    for key, assignment in desired_copies(spec, memory.placement, memory.held).items():
         host, before = observation.hosts.get(key.host), kept.get(key)
         if host is None or (before and before.until > now):
             continue
@@ -117,13 +123,13 @@ def _failure_cause(
 def _revert_failed(
     spec: Spec,
     observation: Observation,
-    placement: Placement,
+    memory: Memory,
     failures: dict[CopyKey, Failure],
     now: float,
 ) -> Placement:
     """Returns a placement that replaces each failed copy with an old copy that still serves."""
-    reverted = dict(placement)
-    for key, assignment in desired_copies(spec, placement).items():
+    reverted = dict(memory.placement)
+    for key, assignment in desired_copies(spec, memory.placement, memory.held).items():
         failure = failures.get(key)
         if not failure or failure.assignment != assignment.digest or failure.until <= now:
             continue

@@ -6,7 +6,8 @@ This module does no I/O.
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from shadowslice_fleet.loop_state import EnvoyHealth, Memory, Placement
+from shadowslice_fleet import rollouts
+from shadowslice_fleet.loop_state import CopyKey, EnvoyHealth, Memory, Placement
 from shadowslice_fleet.observed import FRESH_FOR, Assignment, HostRecord
 from shadowslice_fleet.persisted import PersistedState
 from shadowslice_fleet.placement import PlacementResult
@@ -24,6 +25,10 @@ class CopyStatus(TypedDict):
     served: bool  # Envoy sends requests to the copy
     as_wished: bool
     asleep: bool  # the copy sleeps until its next request
+    version: int | None  # the number of the released version, which each host counts on its own
+    rollout: dict[str, Any] | None  # the rollout of a new version, or the end of the last one
+    held: str | None  # why the copy keeps a version that differs from the spec
+    rolled_back: str | None  # why the copy serves the former version although it got the new one
     rate: float | None  # rows per second; like the next two fields, over one or two minutes
     attainment: float | None
     slack: float | None
@@ -40,6 +45,7 @@ class ModelStatus(TypedDict):
     missing: str | None
     failures: dict[str, str]  # the last failure on each host
     failing: list[str]  # the hosts on which the fleet waits before the next attempt
+    rolled_back: dict[str, str]  # the hosts that rolled the spec's version back, and the reasons
     settled: bool
 
 
@@ -109,7 +115,10 @@ def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
     for host in sorted(slots.keys() | published | there):
         assignment = Assignment(model, slots[host].gpu) if model and host in slots else None
         copies.append(_copy(name, host, assignment, host in published, snapshot, now))
-    settled = bool(slots) == (model is not None) and all(_done(each, failing) for each in copies)
+    rolled_back = {
+        each["host"]: each["rolled_back"] or "" for each in copies if each["rolled_back"]
+    }
+    done = all(_done(each, failing, bool(rolled_back)) for each in copies)
     return ModelStatus(
         wished=model.copies + extra if model else 0,
         extra=extra,
@@ -119,14 +128,19 @@ def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
         missing=snapshot.missing.get(name) if model else None,
         failures={host: each.why for host, each in failures.items()},
         failing=failing,
-        settled=settled,
+        rolled_back=rolled_back,
+        settled=bool(slots) == (model is not None) and done,
     )
 
 
-def _done(copy: CopyStatus, failing: list[str]) -> bool:
-    """Checks whether the copy needs no action now, for example because its host is lost."""
+def _done(copy: CopyStatus, failing: list[str], rolled_back: bool) -> bool:
+    """Checks whether the copy needs no action now, for example because its host is lost.
+
+    After a rollback, the copies that still have the former version need no action.
+    """
     if copy["placed"]:
-        return copy["as_wished"] or copy["host"] in failing
+        stays = rolled_back and (copy["held"] or copy["rolled_back"])
+        return copy["as_wished"] or copy["host"] in failing or bool(stays)
     return copy["state"] == "gone" and not copy["published"]
 
 
@@ -144,12 +158,17 @@ def _copy(
     load = copy.load if copy else None
     served = (snapshot.envoy_health or {}).get(name, {}).get(host, False)
     state = "gone" if not fresh else "coming" if not copy else copy.state
+    held = snapshot.memory.held.get(CopyKey(name, host)) if assignment else None
+    cause = None
+    if record and assignment:
+        cause = rollouts.rollback_cause(assignment.model, record.observed)
     as_wished = (
         record is not None
         and copy is not None
         and assignment is not None
         and record.observed.assigned.get(name) == assignment.digest
         and copy.gpu == assignment.gpu
+        and rollouts.serves(copy, assignment.model)
         and not record.observed.busy
     )
     return CopyStatus(
@@ -161,6 +180,10 @@ def _copy(
         served=served,
         as_wished=as_wished and served and state == "ready",
         asleep=fresh and copy is not None and copy.asleep,
+        version=copy.version if copy else None,
+        rollout=rollouts.shown(copy) if copy else None,
+        held=held.why if held else None,
+        rolled_back=cause,
         rate=load.rate if load else None,
         attainment=load.attainment if load else None,
         slack=load.slack if load else None,
@@ -188,9 +211,18 @@ def is_sufficient(model: ModelStatus) -> bool:
     return bool(placed) and all(each["as_wished"] for each in placed)
 
 
+def rollback_reason(name: str, model: ModelStatus) -> str:
+    """Returns a sentence for each host that rolled the spec's version back."""
+    return "; ".join(
+        f"host '{host}' rolled the new version of model '{name}' back: {why}"
+        for host, why in model["rolled_back"].items()
+    )
+
+
 def reason(model: ModelStatus) -> str:
     """Returns the reason why a model's copies do not run in their slots."""
-    return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
+    known = [*model["failures"].values(), *model["rolled_back"].values(), model["missing"] or ""]
+    return "; ".join(known).strip("; ")
 
 
 def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -> list[str]:
@@ -203,7 +235,7 @@ def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -
         parts = [f"added on {coming}" if coming else "", f"removed from {going}" if going else ""]
         old = before.models.get(name)
         if old and old.digest != model.digest and then & there:
-            parts.append("changed in place")
+            parts.append("rolled out" if rollouts.is_gradual(old, model) else "changed in place")
         parts.append(found.missing.get(name, ""))
         said = "; ".join(part for part in parts if part)
         if said:
@@ -212,9 +244,26 @@ def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -
 
 
 def _remark(copy: CopyStatus) -> str:
-    if copy["served"] and copy["state"] == "ready":
-        return " (asleep)" if copy["asleep"] else ""
-    return f" ({copy['state']})"
+    serves = copy["served"] and copy["state"] == "ready"
+    remarks = ["" if serves else copy["state"]]
+    remarks += ["asleep" if serves and copy["asleep"] else "", _rollout_remark(copy)]
+    text = ", ".join(remark for remark in remarks if remark)
+    return f" ({text})" if text else ""
+
+
+def _rollout_remark(copy: CopyStatus) -> str:
+    """Returns the phase of a rollout in few words. A completed rollout has no remark."""
+    if copy["rolled_back"]:
+        return "rolled back"
+    rollout = copy["rollout"]
+    phase = rollout["phase"] if rollout else "completed"
+    if not rollout or phase in ("completed", "rolled_back"):
+        return "former version" if copy["held"] else ""
+    if phase in ("mirror", "canary"):
+        return f"{phase} {rollout[phase] * 100:g}%"
+    if phase == "released" and rollout["kept_s"] is not None:
+        return f"released, former version kept for {rollout['kept_s']:.0f} s"
+    return str(phase)
 
 
 def lines(status: Status) -> list[str]:
@@ -237,5 +286,11 @@ def lines(status: Status) -> list[str]:
             table.append(f"{name}: {model['extra']} extra copies due to load")
         table += [f"{name}: {why}" for why in (model["missing"], model["no_more"]) if why]
         table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
+        table += [
+            f"{name} on {host}: rolled back: {why}" for host, why in model["rolled_back"].items()
+        ]
+        table += [
+            f"{name} on {each['host']}: {each['held']}" for each in model["copies"] if each["held"]
+        ]
     table += [f"{what}: {why}" for what, why in status["troubles"].items()]
     return table

@@ -29,6 +29,8 @@ FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "ne
 SUPERVISOR_KEYS = {
     "engine",
     "path",
+    "versions",
+    "rollout",
     "threads",
     "step_timeout",
     "providers",
@@ -108,6 +110,14 @@ class Model:
         written = json.dumps([self.keys, files, self.profile], sort_keys=True)
         return hashlib.sha256(written.encode()).hexdigest()[:16]
 
+    @cached_property
+    def version_path(self) -> str | None:
+        """The path of the model's version. A path in `files` starts with `Files.key`."""
+        path = self.keys.get("path")
+        if not isinstance(path, str):
+            return None
+        return str(Path(self.files.key, path)) if self.files else path
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -173,6 +183,17 @@ def parse(document: object, file: str) -> Spec:
     if faults:
         raise SpecFaults(faults)
     return Spec(models, document)
+
+
+def of_entries(entries: list[Document]) -> Spec:
+    """Returns the spec with these entries of models, which an earlier spec contained."""
+    return parse({"models": entries}, "the former models")
+
+
+def entry(spec: Spec, name: str) -> Document:
+    """Returns a model's entry in the document."""
+    found: Document = next(each for each in spec.document["models"] if each["name"] == name)
+    return found
 
 
 def _unknown(key: str, known: set[str]) -> str:
@@ -287,3 +308,6 @@ class _Reader:
             except values.ValueFault as fault:
                 self.fault(f".need.{key}", str(fault))
         return Need(read["sms"], read["memory"]) if len(read) == 2 else None
+
+
+EMPTY = parse({"models": []}, "no spec")

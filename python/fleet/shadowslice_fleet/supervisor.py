@@ -9,6 +9,8 @@ from shadowslice_fleet.spec import Document
 
 STATUS_TIMEOUT = 2.0  # seconds
 DRAIN_TIMEOUT = 5.0
+# A promotion returns after the next step has begun, which needs another share of the GPU.
+ROLLOUT_TIMEOUT = 15.0
 CHECK_TIMEOUT = 20.0
 # A reload returns after all changes are applied. Loading and proving a model may take 5 minutes.
 RELOAD_TIMEOUT = 900.0
@@ -57,6 +59,17 @@ class Supervisor:
     def undrain(self, model: str) -> None:
         """Ends the drain of a model. Raises CommandFailed."""
         self._run(["undrain", model], DRAIN_TIMEOUT)
+
+    def promote(self, model: str) -> str:
+        """Ends the current step of a model's rollout.
+
+        Returns the supervisor's reply. Raises CommandFailed.
+        """
+        return self._run(["promote", model], ROLLOUT_TIMEOUT).strip()
+
+    def roll_back(self, model: str) -> str:
+        """Rolls a new version back. Returns the supervisor's reply. Raises CommandFailed."""
+        return self._run(["rollback", model], ROLLOUT_TIMEOUT).strip()
 
     def faults(self, file: Path) -> list[str]:
         """Returns the faults that `check` finds in a configuration. Does not need a supervisor."""

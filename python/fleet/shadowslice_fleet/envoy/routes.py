@@ -1,6 +1,7 @@
 """Renders the routes: by path for HTTP, and by the header with the model's name for gRPC."""
 
 import json
+import re
 
 from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
 from shadowslice_fleet.spec import Model
@@ -51,9 +52,13 @@ def _model_routes(model: Model) -> list[Config]:
     stream = {"path": "/inference.GRPCInferenceService/ModelStreamInfer", "headers": [by_header]}
     path = f"/v2/models/{model.name}"
     http = {"path_separated_prefix": path}
-    events = [
+    events: list[Config] = [
         {"path": f"{path}/generate_stream"},
-        {"path": f"{path}/versions/1/generate_stream"},
+        {
+            "safe_regex": {
+                "regex": rf"/v2/models/{re.escape(model.name)}/versions/[0-9]+/generate_stream"
+            }
+        },
     ]
     return [
         _without_timeout(_route(stream, f"grpc|{model.name}", model)),

@@ -9,9 +9,12 @@ from typing import Any
 from unittest import mock
 
 from shadowslice_fleet import cli
+from shadowslice_fleet.moves import CommandRefused
+from shadowslice_fleet.observed import CommandReply
 from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
 
+UNKNOWN = {"failures": {}, "missing": None, "no_more": None, "extra": 0, "served": 0, "wished": 1}
 WISH = "models: [{name: m, need: {sms: 8, memory: 1Gi}}]"
 
 
@@ -64,6 +67,20 @@ class Commands(unittest.TestCase):
             self.assertEqual(found, (0, ""))
         code, message = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
         self.assertEqual((code, message), (1, "error: cannot drain host 'a': \n"))
+
+    def test_each_host_of_a_rollout_has_a_line(self) -> None:
+        good, bad = CommandReply(True, "version 2 of m: canary"), CommandReply(False, "no rollout")
+        for replies, code in (({"a": good}, 0), ({"a": good, "b": bad}, 1)):
+            for name in ("promote", "rollback"):
+                self.assertEqual(self.run_cli(name, "m", answers=replies)[0], code)
+        refused = mock.Mock(side_effect=CommandRefused("model 'm' has no rollout"))
+        found = self.run_cli("promote", "m", answers=refused)
+        self.assertEqual(found, (1, "error: model 'm' has no rollout\n"))
+
+    def test_up_names_the_host_that_rolled_back(self) -> None:
+        models = {"m": {"copies": [], "rolled_back": {"a": "answers differ"}} | UNKNOWN}
+        why = "host 'a' rolled the new version of model 'm' back: answers differ"
+        self.assertEqual(self.up(status(models=models)), (1, f"error: {why}\n"))
 
     def test_exceptions_of_the_fleet_are_reported(self) -> None:
         for error in (StateFault("the disk is full"), PlaceFailed("no profile")):

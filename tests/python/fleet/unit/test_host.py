@@ -22,6 +22,8 @@ PROGRAM = """#!/bin/sh
 case $1 in
   reload) cat "$0.reload"; exit "$(cat "$0.code")" ;;
   status) cat "$0.status" ;;
+  promote) echo "version 2 of $2: canary" ;;
+  rollback) echo "model $2 has no rollout" >&2; exit 1 ;;
 esac
 """
 MINUTE = 60.0
@@ -60,12 +62,18 @@ class Rig(unittest.TestCase):
         status = {"supervisor": {"age_s": 0.0}, "gpus": [], "models": models}
         Path(f"{self.program}.status").write_text(json.dumps(status))
 
-    def assignment(self, version: str) -> Assignment:
+    def loads(self, loaded: object) -> None:
+        models = [{"name": "m", "loaded": loaded}]
+        status = {"supervisor": {"age_s": 0.0}, "gpus": [], "models": models}
+        Path(f"{self.program}.status").write_text(json.dumps(status))
+
+    def assignment(self, version: str, **more: object) -> Assignment:
         """Returns an assignment of a model whose files have been fetched."""
         source = self.folder / version
         source.write_text(version)
         digest = hashlib.sha256(version.encode()).hexdigest()
         entry = {"name": "m", "path": version, "files": {"url": str(source), "sha256": digest}}
+        entry |= more  # type: ignore[arg-type]
         model = specs.parse({"models": [entry | {"profile": {"of": version}}]}, "w").models["m"]
         assert model.files
         self.fetch(model.files)
@@ -119,6 +127,21 @@ class GarbageCollection(Rig):
         self.assertEqual(self.host.observe().fetched, {files.key})
         self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
+
+    def test_files_of_loaded_versions_stay_though_the_file_has_another_version(self) -> None:
+        old, new = (self.assignment(version, rollout={}) for version in "12")
+        self.apply(old)
+        self.apply(new)
+        assert old.model.files and new.model.files
+        paths = [self.folder / "f" / each.key for each in (old.model.files, new.model.files)]
+        for loaded, left in (
+            ({"path": f"{paths[0]}/1"}, {"1", "2"}),
+            (None, {"1", "2"}),  # The version is unknown.
+            ({"path": f"{paths[1]}/2"}, {"2"}),
+        ):
+            self.loads(loaded)
+            self.later(2 * EXPIRE_AFTER, 2 * EXPIRE_AFTER + MINUTE)
+            self.assertEqual(self.there(), left)
 
     def test_files_that_are_fetched_again_are_used_again(self) -> None:
         files = self.assignment("1").model.files
@@ -246,6 +269,13 @@ class Told(Rig):
             self.assertTrue(self.host.fetch(wanted))
             self.until(lambda: not self.host.work.fetching)
         self.assertIn("timed out after 0.05 s", self.host.observe().fetch_failures[wanted.key].why)
+
+    def test_rollout_commands_return_the_supervisor_s_reply(self) -> None:
+        promoted, rolled_back = self.host.promote("m"), self.host.roll_back("m")
+        self.assertEqual((promoted.succeeded, promoted.text), (True, "version 2 of m: canary"))
+        self.assertEqual(
+            (rolled_back.succeeded, rolled_back.text), (False, "model m has no rollout")
+        )
 
     def test_a_change_that_cannot_read_a_file_is_reported(self) -> None:
         assignment = self.assignment("1")
