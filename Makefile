@@ -144,6 +144,7 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Test a supervis
 	$(with_libs) tests/python/openai_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/steps.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/python_sleep.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/rollouts.py $(TARGET)/debug/shadowslice
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/examples/python PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
