@@ -16,6 +16,7 @@ import unittest
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from server import Server, unix_http, wait_until
@@ -200,7 +201,7 @@ class Rollouts(Case):
         faults = {
             "permuted": ("answers differ", {"fault": "permuted"}),
             "factor": ("answers differ", {"factor": 2.1}),
-            "slow": ("times as long", {"seconds": 3 * SECONDS}),
+            "slow": ("times as long", {"seconds": 5 * SECONDS}),
             "crash": ("requests failed|workers died", {"fault": "crash"}),
             "raise": ("requests failed", {"fault": "raise"}),
             "shape": (re.escape("its outputs are y FP32 [-1, 5] instead of y FP32 [-1, 4]"), {"fault": "shape"}),
@@ -216,6 +217,8 @@ class Rollouts(Case):
                     self.assertNotIn("canary", out)
         self.assertEqual(load.failures, [])
         self.assertEqual(list(load.versions), ["1"])
+        log = (self.folder / "log").read_text()
+        self.assertRegex(log, 'audit action="rollout" on="m:2" .*outcome="failed" why=".*answers differ"')
 
     def test_the_first_difference_is_reported_with_the_digest_of_its_inputs(self):
         self.server.command("rollout", "m", str(write(self.folder, "wrong", factor=3.0)), "--mirror", "100%")
@@ -473,6 +476,11 @@ class Versions(Case):
         self.assertEqual(self.client.get_model_metadata("m").versions, ["1", "3"])
         self.assertTrue(self.client.is_model_ready("m", "1"))
         self.assertFalse(self.client.is_model_ready("m", "2"))
+        x = httpclient.InferInput("x", [1, 4], "FP32")
+        x.set_data_from_numpy(np.ones((1, 4), np.float32))
+        with httpclient.InferenceServerClient(f"127.0.0.1:{self.server.http_port}") as client:
+            answer = client.infer("m", [x], model_version="1")
+            self.assertEqual((answer.get_response()["model_version"], answer.as_numpy("y")[0, 0]), ("1", 1))
         status, body = unix_http(str(self.server.run_dir / "http.sock"), "GET", "/v2/models/m/versions/1")
         self.assertEqual((status, json.loads(body)["versions"]), (200, ["1", "3"]))
 

@@ -44,6 +44,12 @@ impl Peer {
         groups.push(credentials.gid());
         Ok(Self::Unix { uid: credentials.uid(), groups, pid: credentials.pid() })
     }
+
+    /// Returns this process, for actions that no client requested.
+    pub fn own() -> Self {
+        let (uid, pid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getpid().as_raw());
+        Self::Unix { uid, groups: Vec::new(), pid }
+    }
 }
 
 /// The result of an action that a peer requested.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use shadowslice_config::{ModelConfig, QueueConfig, VersionPolicy};
+use shadowslice_datapath::peer::{AuditOutcome, Peer, audit};
 use shadowslice_datapath::pipeline::SleepPhase;
 use shadowslice_datapath::versions::CanarySplit;
 use shadowslice_policy::rollout::RolloutStage;
@@ -30,6 +31,7 @@ impl RolloutDriver {
         if self.handle.stage == RolloutStage::Released {
             versions.released = Some(self.handle.candidate);
             versions.release = release;
+            self.audit(AuditOutcome::Done);
         }
         let canary = match self.handle.stage {
             RolloutStage::Canary { step } => self.config().rules.canary.get(step).copied(),
@@ -98,10 +100,17 @@ impl RolloutDriver {
             why,
             "the new version of the model was rolled back; the former version answers all requests"
         );
+        self.audit(AuditOutcome::Failed(why));
         self.end(Some(why.to_owned()));
         if let Some(candidate) = pair.candidate.as_ref().filter(|_| self.has_waiting) {
             candidate.pipeline.shut("the new version of the model did not start");
         }
+    }
+
+    /// Records how the rollout ended, as an action of the supervisor.
+    fn audit(&self, outcome: AuditOutcome<'_>) {
+        let on = format!("{}:{}", self.model, self.handle.candidate);
+        audit(&Peer::own(), "rollout", &on, outcome);
     }
 
     /// Ends the former version.
