@@ -40,7 +40,7 @@ pub enum AnswerMismatch {
     Cosine { row: usize, cosine: f64, allowed: f64 },
 }
 
-/// The rule by which answers of two versions of a model are compared. Only floats follow it. All other
+/// The comparison of answers of two versions of a model. It applies only to floats. All other
 /// values must be equal, unless nothing is compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AnswerComparison {

@@ -187,7 +187,7 @@ impl Router {
     pub fn select<'h>(&self, name: &str, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> Option<Route> {
         let hosted = self.hosted.read();
         let model = hosted.models.get(name)?;
-        // Requests do not wait for a new version whose workers are restarting for good.
+        // A new version that cannot serve gets no requests, even before it is rolled back.
         let canary = model.canary.as_ref().filter(|canary| canary.route.ready().is_ok());
         let canary = canary.filter(|canary| canary.split.selects(header));
         canary.map(|canary| &canary.route).or(model.released.as_ref()).cloned()

@@ -34,7 +34,7 @@ pub(super) struct ModelVersions {
     pub(super) last: Option<RolloutOutcome>,
 }
 
-/// A rollout in progress, until the former version is no longer kept.
+/// A rollout in progress. It ends when one of the two versions is unloaded.
 #[derive(Debug)]
 pub(super) struct ActiveRollout {
     pub(super) handle: RolloutHandle,

@@ -17,7 +17,7 @@ use crate::router::Route;
 /// less than 0.1 ms.
 const LONG_COMPARISON_BYTES: usize = 64 * 1024;
 
-/// The rules by which requests are copied.
+/// The settings of a mirror.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MirrorRules {
     /// The fraction of requests that are copied, from 0 to 1.

@@ -52,7 +52,7 @@ pub enum RolloutPhase {
     Canary,
     /// The new version answers all requests, and the former one is kept.
     Released,
-    /// The new version is released, and the former one is no longer kept.
+    /// The new version is released, and the former one is unloaded.
     Completed,
     RolledBack,
 }

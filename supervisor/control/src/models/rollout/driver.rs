@@ -109,7 +109,7 @@ impl RolloutDriver {
         &self.handle.config
     }
 
-    /// Drives the rollout until the new version is rolled back, or the former one is no longer kept.
+    /// Drives the rollout until one of the two versions is unloaded.
     pub(super) async fn run(mut self) {
         let mut interval = tokio::time::interval(OBSERVATION_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);

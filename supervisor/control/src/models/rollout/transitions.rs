@@ -118,7 +118,7 @@ impl RolloutDriver {
         tracing::info!(
             model = self.model,
             version = self.handle.candidate,
-            "the rollout is complete, and the former version is no longer kept"
+            "the rollout is complete; unloading the former version"
         );
         self.end(None);
     }
